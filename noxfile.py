@@ -1,0 +1,105 @@
+"""A session per layer, the audit, lint and docs. `nox -l` lists them; `nox` runs the defaults."""
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.error_on_external_run = True
+
+ROOT = Path(__file__).parent
+CONSTRAINTS = "constraints.txt"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of the monorepo: its folder and what its tests need beside it."""
+
+    path: str
+    tests_need: tuple[str, ...]
+
+
+PACKAGES = MappingProxyType(
+    {
+        "reference": Package("packages/reference", ("pytest", "hypothesis")),
+        "kernel": Package("packages/kernel", ("pytest",)),
+        "verify": Package("packages/verify", ("pytest", "hypothesis")),
+    }
+)
+TYPED = tuple(f"{package.path}/src" for package in PACKAGES.values())
+
+
+def stack(session: nox.Session) -> str:
+    """Make, once for the sessions that need them, an environment with all layers; its python.
+
+    PyTorch and the DSL take most of a minute to install: one environment serves three sessions.
+    The packages themselves are installed anew each time, so that none tests an older source.
+    """
+    home = ROOT / ".nox" / "stack"
+    python = str(home / ("Scripts" if sys.platform == "win32" else "bin") / "python")
+    wanted = [need for package in PACKAGES.values() for need in package.tests_need]
+    wanted += [package.path for package in PACKAGES.values()]
+    pins = "".join((ROOT / p / "pyproject.toml").read_text() for p in wanted if "/" in p)
+    key = hashlib.sha256(((ROOT / CONSTRAINTS).read_text() + pins).encode()).hexdigest()
+    stamp = home / "key.txt"
+    if not (stamp.exists() and stamp.read_text() == key):
+        session.run(sys.executable, "-m", "venv", "--clear", str(home), external=True)
+    session.run(python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *wanted, external=True)
+    stamp.write_text(key)
+    return python
+
+
+def run_tests(session: nox.Session, python: str, layer: str) -> None:
+    """Run a layer's tests; arguments after `--` go to pytest."""
+    tests = f"{PACKAGES[layer].path}/tests"
+    session.run(python, "-m", "pytest", tests, *session.posargs, external=True)
+
+
+@nox.session
+def reference(session: nox.Session) -> None:
+    """Test the reference, in an environment with neither PyTorch nor the DSL."""
+    package = PACKAGES["reference"]
+    session.install("-c", CONSTRAINTS, *package.tests_need, package.path)
+    absent = "import importlib.util as u; assert not any(map(u.find_spec, ('torch', 'cutlass')))"
+    session.run("python", "-c", absent)
+    session.run("python", "-m", "pytest", f"{package.path}/tests", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def kernel(session: nox.Session) -> None:
+    """Test the kernel: cross-compile it, check its PTX and SASS; run it where a GPU is."""
+    run_tests(session, stack(session), "kernel")
+
+
+@nox.session(venv_backend="none")
+def verify(session: nox.Session) -> None:
+    """Test the verify layer: comparators, cases, recordings; live tests where a GPU is."""
+    run_tests(session, stack(session), "verify")
+
+
+@nox.session(venv_backend="none", default=False)
+def audit(session: nox.Session) -> None:
+    """Audit every claim: on the GPU if there is one, else on the recordings; write a report."""
+    session.run(stack(session), "-m", "sparse_mla_verify", *session.posargs, external=True)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, format and types."""
+    session.install("-c", CONSTRAINTS, "ruff", "mypy", "nox", "numpy", "ml-dtypes", "rich")
+    session.install("-c", CONSTRAINTS, "matplotlib", "pytest")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy", *TYPED, "noxfile.py")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Check that the documents' links lead somewhere and their examples run."""
+    session.install("-c", CONSTRAINTS, "pytest", "markdown-it-py", PACKAGES["reference"].path)
+    session.run("python", "-m", "pytest", "docs", "README.md", "--doctest-glob=*.md")
