@@ -399,6 +399,7 @@ def _save_split(out: Path, stem: str, arrays: dict[str, np.ndarray]) -> None:
 
 
 def main() -> None:
+    """Record into the folder that the command line names."""
     if len(sys.argv) != 2:
         raise SystemExit(__doc__)
     out = Path(sys.argv[1])
