@@ -1,0 +1,154 @@
+"""Running the kernel on torch tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from sparse_mla_kernel.checks import BYTES, check_scale, check_tensor
+from sparse_mla_kernel.compile import CompiledSparse, Push, compile_sparse
+from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS
+
+
+def run_sparse(
+    kernel: CompiledSparse,
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    valid: torch.Tensor,
+    latent: torch.Tensor,
+    lse: torch.Tensor,
+    scale_log2: float,
+    out_scale: float,
+    push: Push | None = None,
+) -> None:
+    """Launch a compiled kernel on torch's current stream of its device.
+
+    All tensors are contiguous and on the kernel's device.
+
+    Args:
+        kernel: From :func:`compile_sparse`.
+        query: ``[cap, padded, 576]`` E4M3 (``uint8`` or ``float8_e4m3fn``), 16-byte aligned; rows
+            ``0 .. batch - 1`` and heads ``0 .. heads - 1`` are used.
+        kv: ``[N, 576]`` E4M3, 16-byte aligned; N up to 2^31 - 1.
+        rows: ``[>= batch, width]`` int32: each row's ids of cache rows, compacted to the front. An
+            id outside ``[0, N)`` is masked.
+        valid: ``[>= batch]`` int32: how many of them count; clamped to ``[0, width]``.
+        latent: ``[batch, padded, 512]`` bfloat16, out; heads from ``heads`` on are not written.
+        lse: ``[batch, padded]`` float32, out, natural log; ``-inf`` for a row without keys.
+        scale_log2: Softmax scale x tensor scales x log2(e).
+        out_scale: The V scale.
+        push: As the kernel was compiled. Not supported yet.
+
+    Raises:
+        TypeError: An argument is of another type or dtype.
+        ValueError: An argument has another shape, stride, alignment, device or range.
+        NotImplementedError: ``push`` is given.
+    """
+    if not isinstance(kernel, CompiledSparse):
+        raise TypeError(
+            f"kernel is a {type(kernel).__name__}; it may be what compile_sparse returned"
+        )
+    if push is not None:
+        raise NotImplementedError("push mode is not supported yet; push may be None")
+    k, batch, padded = kernel, kernel.batch, kernel.padded
+    tensors = (
+        ("query", query, BYTES, (k.cap, padded, ROW_COLUMNS), 16),
+        ("kv", kv, BYTES, ("N", ROW_COLUMNS), 16),
+        ("rows", rows, (torch.int32,), (f">={batch}", k.width), 4),
+        ("valid", valid, (torch.int32,), (f">={batch}",), 4),
+        ("latent", latent, (torch.bfloat16,), (batch, padded, LATENT_COLUMNS), 16),
+        ("lse", lse, (torch.float32,), (batch, padded), 4),
+    )
+    for name, tensor, dtypes, shape, align in tensors:
+        check_tensor(
+            name, tensor, dtypes=dtypes, shape=shape, device=k.device, align_bytes=align
+        )
+    if kv.shape[0] >= 2**31:
+        raise ValueError(f"kv has {kv.shape[0]} rows; it may have up to 2^31 - 1 (ids are int32)")
+    scale = check_scale("scale_log2", scale_log2)
+    v_scale = check_scale("out_scale", out_scale)
+    with torch.cuda.device(k.device):
+        k.launch(
+            query.view(torch.uint8), kv.view(torch.uint8), rows, valid, latent, lse, scale, v_scale
+        )
+
+
+def sparse_decode(
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    valid: torch.Tensor,
+    *,
+    scale_log2: float,
+    out_scale: float,
+    heads: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sparse MLA decode of a batch: compile if need be, allocate, run.
+
+    Args:
+        query: ``[batch, padded, 576]`` E4M3 (``uint8`` or ``float8_e4m3fn``) on a CUDA device.
+        kv: ``[N, 576]`` E4M3.
+        rows: ``[>= batch, width]`` int32: each row's ids of cache rows. An id outside ``[0, N)`` is
+            masked.
+        valid: ``[>= batch]`` int32: how many of a row's ids count; clamped to ``[0, width]``.
+        scale_log2: Softmax scale x tensor scales x log2(e).
+        out_scale: The V scale.
+        heads: Query heads that are used, a multiple of 16; all of them if left out.
+
+    Returns:
+        ``(latent, lse)``: ``[batch, padded, 512]`` bfloat16 and ``[batch, padded]`` float32, natural
+        log. A row without keys, and a head from ``heads`` on, is 0 and ``-inf``.
+
+    Raises:
+        TypeError: An argument is of another type or dtype.
+        ValueError: An argument has another shape, stride, alignment, device or range.
+        RuntimeError: There is no usable CUDA device.
+    """
+    for name, tensor, dims in (("query", query, 3), ("rows", rows, 2)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; it may be a torch.Tensor")
+        if tensor.dim() != dims:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}; it may have {dims} dimensions")
+    batch, padded, _ = query.shape
+    used = padded if heads is None else heads
+    kernel = compile_sparse(batch, used, padded, rows.shape[1], batch, query.device)
+    latent = query.new_empty((batch, padded, LATENT_COLUMNS), dtype=torch.bfloat16)
+    lse = query.new_empty((batch, padded), dtype=torch.float32)
+    if used < padded:
+        latent[:, used:].zero_()
+        lse[:, used:].fill_(-torch.inf)
+    run_sparse(kernel, query, kv, rows, valid, latent, lse, scale_log2, out_scale)
+    return latent, lse
+
+
+@torch.library.custom_op("sparse_mla::decode", mutates_args=())
+def decode_op(
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    valid: torch.Tensor,
+    scale_log2: float,
+    out_scale: float,
+    heads: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`sparse_decode` as ``torch.ops.sparse_mla.decode``, for ``torch.compile``."""
+    return sparse_decode(
+        query, kv, rows, valid, scale_log2=scale_log2, out_scale=out_scale, heads=heads
+    )
+
+
+@decode_op.register_fake
+def _(
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    valid: torch.Tensor,
+    scale_log2: float,
+    out_scale: float,
+    heads: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, padded, _ = query.shape
+    return (
+        query.new_empty((batch, padded, LATENT_COLUMNS), dtype=torch.bfloat16),
+        query.new_empty((batch, padded), dtype=torch.float32),
+    )

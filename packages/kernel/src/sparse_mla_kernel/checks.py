@@ -1,0 +1,154 @@
+"""Errors for arguments that the kernel can't take, before anything is compiled or launched."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sparse_mla_kernel.schedule import TILE_HEADS
+
+#: Compute capabilities that the kernel compiles for.
+ARCHITECTURES = {
+    (9, 0): "sm_90a",
+    (10, 0): "sm_100a",
+    (10, 3): "sm_103a",
+    (12, 0): "sm_120a",
+}
+BYTES = (torch.uint8, torch.float8_e4m3fn)
+
+
+def check_geometry(batch: int, heads: int, padded: int, width: int) -> None:
+    """Raise if the kernel can't have these static sizes.
+
+    Raises:
+        TypeError: A size is no int.
+        ValueError: A size is out of range.
+    """
+    for name, value in (("batch", batch), ("heads", heads), ("padded", padded), ("width", width)):
+        check_int(name, value)
+    if not 1 <= batch <= 65535:
+        raise ValueError(f"batch is {batch}; it may be 1 to 65535 (the grid's second dimension)")
+    if heads < TILE_HEADS or heads % TILE_HEADS:
+        raise ValueError(f"heads is {heads}; it may be a positive multiple of {TILE_HEADS}")
+    if heads > padded:
+        raise ValueError(f"heads is {heads}; it may be at most padded, which is {padded}")
+    if width < 1:
+        raise ValueError(f"width is {width}; it may be 1 or more")
+
+
+def check_cap(cap: int, batch: int) -> None:
+    """Raise if a q mailbox of ``cap`` rows can't hold ``batch`` rows.
+
+    Raises:
+        TypeError: ``cap`` is no int.
+        ValueError: ``cap`` is less than ``batch``.
+    """
+    check_int("cap", cap)
+    if cap < batch:
+        raise ValueError(f"cap is {cap}; it may be batch or more, and batch is {batch}")
+
+
+def check_int(name: str, value: object) -> None:
+    """Raise a ``TypeError`` unless ``value`` is an int (a bool is none)."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it may be an int")
+
+
+def check_scale(name: str, value: object) -> float:
+    """A finite number as a float.
+
+    Raises:
+        TypeError: ``value`` is no number.
+        ValueError: It is NaN, infinite, or beyond the float32 range.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is a {type(value).__name__}; it may be a float")
+    if not math.isfinite(value) or abs(value) > torch.finfo(torch.float32).max:
+        raise ValueError(f"{name} is {value}; it may be any finite float32")
+    return float(value)
+
+
+def check_tensor(
+    name: str,
+    tensor: object,
+    *,
+    dtypes: tuple[torch.dtype, ...],
+    shape: tuple[int | str, ...],
+    device: torch.device,
+    align_bytes: int,
+) -> None:
+    """Raise unless ``tensor`` is a contiguous tensor of this kind.
+
+    Args:
+        name: The argument's name, for the error.
+        tensor: What was passed.
+        dtypes: Types that it may have.
+        shape: A size a dimension: a number, ``">= 5"``, or a name for any size.
+        device: Where it must be.
+        align_bytes: What its address must be a multiple of.
+
+    Raises:
+        TypeError: No tensor, or another dtype.
+        ValueError: Another shape, device or alignment, or not contiguous.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; it may be a torch.Tensor")
+    if tensor.dtype not in dtypes:
+        may = " or ".join(str(dtype) for dtype in dtypes)
+        raise TypeError(f"{name} is {tensor.dtype}; it may be {may}")
+    want = f"[{', '.join(str(size) for size in shape)}]"
+    if tensor.dim() != len(shape) or not all(map(_fits, tensor.shape, shape)):
+        raise ValueError(f"{name} has shape {list(tensor.shape)}; it may be {want}")
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}; it may be on {device}")
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} has strides {list(tensor.stride())}; it may be contiguous, shape {want}"
+        )
+    if tensor.data_ptr() % align_bytes:
+        raise ValueError(
+            f"{name} starts at address {tensor.data_ptr():#x}; it may be a multiple of {align_bytes}"
+        )
+
+
+def _fits(size: int, want: int | str) -> bool:
+    if isinstance(want, int):
+        return size == want
+    return size >= int(want.removeprefix(">=")) if want.startswith(">=") else True
+
+
+def architecture_of(device: torch.device) -> str:
+    """The compiler's name of a CUDA device's architecture.
+
+    Raises:
+        ValueError: ``device`` is no CUDA device, or of an architecture without thread block
+            clusters and bulk copies.
+        RuntimeError: There is no usable CUDA device.
+    """
+    if device.type != "cuda":
+        raise ValueError(f"device is {device}; it may be a CUDA device")
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"device is {device}; torch finds no usable CUDA device here")
+    capability = torch.cuda.get_device_capability(device)
+    if capability not in ARCHITECTURES:
+        may = ", ".join(f"{major}.{minor}" for major, minor in ARCHITECTURES)
+        raise ValueError(
+            f"device is {device}, compute capability {capability[0]}.{capability[1]}; "
+            f"it may have {may}"
+        )
+    return ARCHITECTURES[capability]
+
+
+def resolve_device(device: torch.device | str | int) -> torch.device:
+    """A device with its index: ``"cuda"`` is the current one.
+
+    Raises:
+        TypeError: ``device`` names no device.
+    """
+    if not isinstance(device, (torch.device, str, int)) or isinstance(device, bool):
+        raise TypeError(f"device is a {type(device).__name__}; it may be a torch.device, str or int")
+    resolved = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if resolved.type == "cuda" and resolved.index is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return resolved

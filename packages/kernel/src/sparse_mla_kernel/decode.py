@@ -1,0 +1,212 @@
+"""Sparse MLA decode: one cluster a (16 heads, row), one line a stage."""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import Float32, Int32, cute
+from cutlass.memory import SmemAllocator
+
+from sparse_mla_kernel.checks import check_geometry
+from sparse_mla_kernel.gather import gather_chunk, split_keys
+from sparse_mla_kernel.layouts import PV_TILES, THREADS, SharedLayout
+from sparse_mla_kernel.logits import scaled_logits
+from sparse_mla_kernel.lse import lse_log2, lse_nat, normalise
+from sparse_mla_kernel.merge import merge_columns, push_partial, weigh_partials
+from sparse_mla_kernel.partial import accumulate, rescale
+from sparse_mla_kernel.primitives import mbarrier_arrive_expect_tx, store_global_b32x2
+from sparse_mla_kernel.schedule import (
+    BASE,
+    ROW_COLUMNS,
+    TILE_HEADS,
+    Schedule,
+)
+from sparse_mla_kernel.softmax import raise_max, raise_sum, store_p, store_warp_max
+
+
+class SparseDcpDecode:
+    """The kernel for one batch shape. Its grid is ``(heads / 16 * split, batch, 1)``.
+
+    Args:
+        batch: Decode rows.
+        heads: Query heads that are used: a multiple of 16, at most ``padded``.
+        padded: Query heads that a row of ``query``, ``latent`` and ``lse`` has.
+        width: Row ids that a row's list holds.
+        push: ``(owner heads, ranks, cap)`` for push mode. Not supported yet.
+        schedule: Order of rounding.
+
+    Raises:
+        ValueError: An argument is out of range.
+        NotImplementedError: ``push`` is given.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        padded: int,
+        width: int,
+        push: tuple[int, int, int] | None = None,
+        *,
+        schedule: Schedule = BASE,
+    ) -> None:
+        check_geometry(batch, heads, padded, width)
+        if push is not None:
+            raise NotImplementedError("push mode is not supported yet; push may be None")
+        self.batch = batch
+        self.heads = heads
+        self.padded = padded
+        self.width = width
+        self.schedule = schedule
+        self.layout = SharedLayout(schedule)
+
+    @cute.jit
+    def __call__(
+        self,
+        mQuery: cute.Tensor,
+        mKv: cute.Tensor,
+        mRows: cute.Tensor,
+        mValid: cute.Tensor,
+        mLatent: cute.Tensor,
+        mLse: cute.Tensor,
+        scale_log2: Float32,
+        out_scale: Float32,
+        stream,  # type: ignore[no-untyped-def]  # noqa: ANN001  (a DSL stream handle)
+    ) -> None:
+        """Launch on ``stream``, as a programmatic dependent of what runs there.
+
+        Args:
+            mQuery: ``[cap, padded, 576]`` E4M3 bytes.
+            mKv: ``[N, 576]`` E4M3 bytes.
+            mRows: ``[>= batch, width]`` int32.
+            mValid: ``[>= batch]`` int32.
+            mLatent: ``[batch, padded, 512]`` BF16, out.
+            mLse: ``[batch, padded]`` f32, out.
+            scale_log2: Softmax scale x tensor scales x log2(e).
+            out_scale: The V scale.
+        """
+        split = self.schedule.split
+        self.kernel(mQuery, mKv, mRows, mValid, mLatent, mLse, scale_log2, out_scale).launch(
+            grid=(self.heads // TILE_HEADS * split, self.batch, 1),
+            block=(THREADS, 1, 1),
+            cluster=(split, 1, 1),
+            stream=stream,
+            use_pdl=True,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        mQuery: cute.Tensor,
+        mKv: cute.Tensor,
+        mRows: cute.Tensor,
+        mValid: cute.Tensor,
+        mLatent: cute.Tensor,
+        mLse: cute.Tensor,
+        scale_log2: Float32,
+        out_scale: Float32,
+    ) -> None:
+        layout = self.layout
+        split = self.schedule.split
+        chunk = self.schedule.chunk
+
+        # Roles
+        block, row, _ = cute.arch.block_idx()
+        tile = block // split
+        cta = cute.arch.block_idx_in_cluster()
+        warp = cute.arch.warp_idx()
+
+        # Barriers, before anything that a predecessor writes is read
+        storage = SmemAllocator().allocate_array(cutlass.Uint8, layout.size, byte_alignment=128)
+        smem = storage.toint()
+        self._init_barriers(storage)
+        cute.arch.cluster_arrive()
+
+        # Early launch
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
+        # Split
+        n = cutlass.max(cutlass.min(mValid[row], self.width), 0)
+        begin, end = split_keys(n, cta, split)
+        gIds = mRows[row, None]
+        gQuery = cute.local_tile(mQuery, (1, TILE_HEADS, ROW_COLUMNS), (row, tile, 0))
+
+        # Chunks
+        rAcc = cute.make_rmem_tensor((4, PV_TILES), Float32)
+        rMax = cute.make_rmem_tensor(2, Float32)
+        rSum = cute.make_rmem_tensor(2, Float32)
+        rAlpha = cute.make_rmem_tensor(2, Float32)
+        rLogit = cute.make_rmem_tensor(4, Float32)
+        rAcc.fill(0.0)
+        rMax.fill(-Float32.inf)
+        rSum.fill(0.0)
+        rLogit.fill(0.0)
+        for c in cutlass.range((end - begin + (chunk - 1)) // chunk, unroll=1):
+            start = begin + c * chunk
+            count = cutlass.min(end - start, chunk)
+            gather_chunk(mKv, gIds, gQuery, smem, start, count, c == 0, layout)
+            cute.arch.mbarrier_wait(storage + layout.gather_barrier, c % 2)
+            if warp < layout.logit_warps:
+                scaled_logits(rLogit, smem, count, scale_log2, layout)
+                store_warp_max(rLogit, smem, layout)
+            cute.arch.sync_threads()  # warp_max is whole
+            raise_max(rMax, rAlpha, smem, layout)
+            if warp < layout.logit_warps:
+                store_p(rLogit, rMax, smem, layout)
+            rescale(rAcc, rAlpha)
+            cute.arch.sync_threads()  # P and warp_sum are whole
+            raise_sum(rSum, rAlpha, smem, layout)
+            accumulate(rAcc, smem, count, layout)
+            cute.arch.sync_threads()  # the chunk's buffers are free
+
+        # Merge: every peer's barrier is armed once the cluster has met
+        cute.arch.cluster_wait()
+        push_partial(rAcc, rMax, rSum, smem, cta, layout)
+        cute.arch.mbarrier_wait(storage + layout.merge_barrier, 0)
+        self.merge(mLatent, mLse, smem, row, tile, cta, out_scale)
+
+    @cute.jit
+    def _init_barriers(self, storage: cute.Pointer) -> None:
+        """One thread: the gather's barrier counts a chunk's threads, the merge's is armed at once."""
+        t, _, _ = cute.arch.thread_idx()
+        if t == 0:
+            cute.arch.mbarrier_init(storage + self.layout.gather_barrier, self.schedule.chunk)
+            cute.arch.mbarrier_init(storage + self.layout.merge_barrier, 1)
+            cute.arch.mbarrier_init_fence()
+            mbarrier_arrive_expect_tx(
+                storage.toint() + self.layout.merge_barrier, Int32(self.layout.merge_bytes)
+            )
+        cute.arch.sync_threads()
+
+    @cute.jit
+    def merge(
+        self,
+        mLatent: cute.Tensor,
+        mLse: cute.Tensor,
+        smem: Int32,
+        row: Int32,
+        tile: Int32,
+        cta: Int32,
+        out_scale: Float32,
+    ) -> None:
+        """Write this CTA's columns of the tile's 16 heads, and as CTA 0 the LSE.
+
+        A warp has a head; a lane four columns, of every 128 that the CTA owns. Nothing of the
+        cluster is read here but this CTA's own shared memory, so a CTA may exit before its peers.
+        """
+        layout = self.layout
+        lane = cute.arch.lane_idx()
+        warp = cute.arch.warp_idx()
+        head = tile * TILE_HEADS + warp
+        rWeight = cute.make_rmem_tensor(self.schedule.split, Float32)
+        rRow = cute.make_rmem_tensor(4, Float32)
+        top, total = weigh_partials(rWeight, smem, warp, layout)
+        for start in cutlass.range_constexpr(0, layout.cta_columns, 128):
+            column = start + 4 * lane
+            if column < layout.cta_columns:
+                merge_columns(rRow, rWeight, smem, warp, column, layout)
+                low, high = normalise(rRow, total, out_scale)
+                gOut = mLatent[row, head, None].iterator + (cta * layout.cta_columns + column)
+                store_global_b32x2(gOut.toint(), low, high)
+        if cta == 0 and lane == 0:
+            mLse[row, head] = lse_nat(lse_log2(top, total))
