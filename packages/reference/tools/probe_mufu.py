@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,14 +151,24 @@ def mix64(z: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
+@cache
+def hash_weights(count: int) -> np.ndarray:
+    """The odd pseudo-random weights of the multilinear hash: uint64 [count]."""
+    return mix64(np.arange(count, dtype=np.uint64)) | np.uint64(1)
+
+
 def block_hashes(results: np.ndarray) -> np.ndarray:
     """Hash of each run of 2^17 results (uint32, a multiple of 2^17 of them), as uint64.
 
     A multilinear hash with odd pseudo-random weights modulo 2^64: one wrong word always shows.
     """
-    weights = mix64(np.arange(BLOCK, dtype=np.uint64)) | np.uint64(1)
-    rows = results.reshape(-1, BLOCK).astype(np.uint64)
-    return np.asarray((rows * weights).sum(axis=1, dtype=np.uint64))
+    weights = hash_weights(BLOCK)
+    return np.array([row.astype(np.uint64) @ weights for row in results.reshape(-1, BLOCK)])
+
+
+def row_hashes(blocks: np.ndarray) -> np.ndarray:
+    """Block hashes (a multiple of 64) combined into one per sign and exponent, as uint64."""
+    return np.asarray(blocks.reshape(-1, 64) @ hash_weights(64))
 
 
 def sample_mantissas() -> np.ndarray:
