@@ -1,0 +1,326 @@
+"""What a kernel's PTX and SASS must look like: one check a function, each with its reason.
+
+A bit that agrees today may do so by luck of the data; these checks say why it agrees, and catch a
+compiler that changes the instructions under the same source.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Protocol
+
+
+class Artifact(Protocol):
+    """What a compiler made of a kernel."""
+
+    @property
+    def arch(self) -> str:
+        """The architecture, such as `sm_90a`."""
+
+    @property
+    def ptx(self) -> str:
+        """The PTX."""
+
+    def sass(self) -> str:
+        """The disassembly of the cubin."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction: its predicate (or ""), its name with modifiers, its operands."""
+
+    predicate: str
+    name: str
+    operands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A check's verdict and why: what was found, or what is wrong."""
+
+    ok: bool
+    reason: str
+
+
+class Code:
+    """A kernel's instructions in the order of the text."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.arch = artifact.arch
+        self.ptx_text = artifact.ptx
+        self._disassemble = artifact.sass
+
+    @cached_property
+    def ptx(self) -> tuple[Instruction, ...]:
+        """PTX instructions; labels are instructions named `label`."""
+        lines = re.sub(r"//[^\n]*", "", self.ptx_text).splitlines()
+        return tuple(i for line in lines if (i := _ptx_line(line.strip().lstrip("{").strip())))
+
+    @cached_property
+    def sass(self) -> tuple[Instruction, ...]:
+        """SASS instructions."""
+        found = re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]+?)\s*;", self._disassemble())
+        return tuple(_split(text) for text in found)
+
+    def named(self, pattern: str) -> list[Instruction]:
+        """The PTX instructions whose whole name matches."""
+        return [i for i in self.ptx if re.fullmatch(pattern, i.name)]
+
+    def first(self, pattern: str) -> int:
+        """The index of the first such PTX instruction; past the end if there is none."""
+        hits = (k for k, i in enumerate(self.ptx) if re.fullmatch(pattern, i.name))
+        return next(hits, len(self.ptx))
+
+
+def _ptx_line(line: str) -> Instruction | None:
+    if label := re.fullmatch(r"([$\w]+):", line):
+        return Instruction("", "label", (label[1],))
+    if line.startswith(".") or not re.match(r"[@a-z]", line) or ";" not in line:
+        return None
+    return _split(line.split(";")[0])
+
+
+def _split(text: str) -> Instruction:
+    predicate, rest = ("", text)
+    if text.startswith("@"):
+        predicate, rest = text.split(None, 1)
+    name, _, operands = rest.partition(" ")
+    return Instruction(predicate, name, tuple(o.strip() for o in operands.split(",")))
+
+
+# Global memory reads: loads, prefetches, and bulk copies whose source is global.
+_READS = (
+    r"(ld(u|\.volatile|\.relaxed|\.acquire)?[.\w]*\.global[.\w:]*|prefetch[.\w:]*|applypriority.*"
+)
+_READS += r"|cp\.async\.(?!bulk)(?!commit|wait)[.\w:]*|cp\.async\.bulk[.\w:]*\.global[.\w:]*"
+_READS += r"|(atom|red)[.\w:]*\.global[.\w:]*)"
+_WAIT = r"griddepcontrol\.wait"
+
+
+def waits_before_reads(code: Code) -> Finding:
+    """Every thread passes `griddepcontrol.wait` before anything reads global memory."""
+    wait = code.first(_WAIT)
+    if wait == len(code.ptx):
+        return Finding(False, "there is no griddepcontrol.wait")
+    if code.ptx[wait].predicate:
+        return Finding(False, f"the wait is predicated: {code.ptx[wait].predicate}")
+    if (read := code.first(_READS)) < wait:
+        return Finding(False, f"{code.ptx[read].name} comes before the wait")
+    generic = code.first(r"(ld|cp)\.(?!param|shared|global|const|async)[.\w:]*")
+    if generic < wait:
+        return Finding(False, f"{code.ptx[generic].name} may read anywhere, before the wait")
+    labels = {i.operands[0]: k for k, i in enumerate(code.ptx) if i.name == "label"}
+    for instruction in code.ptx[:wait]:
+        if instruction.name in ("ret", "exit"):
+            return Finding(False, "some threads may leave before the wait")
+        if instruction.name.startswith("bra") and labels[instruction.operands[0]] > wait:
+            return Finding(False, f"a branch to {instruction.operands[0]} passes the wait by")
+    reads = len(code.named(_READS))
+    return Finding(reads > 0, f"{reads} global reads, all after the wait")
+
+
+def launches_dependents_at_once(code: Code) -> Finding:
+    """`griddepcontrol.launch_dependents` is the instruction after the wait."""
+    wait = code.first(_WAIT)
+    follows = [i.name for i in code.ptx[wait + 1 : wait + 2]]
+    ok = follows == ["griddepcontrol.launch_dependents"]
+    return Finding(ok, f"after the wait: {follows[0] if follows else 'nothing'}")
+
+
+def gathers_in_bulk(code: Code) -> Finding:
+    """KV reaches shared memory by `cp.async.bulk` counted by an mbarrier, and in no other way."""
+    bulk = code.named(
+        r"cp\.async\.bulk\.shared::(cluster|cta)\.global"
+        r"\.mbarrier::complete_tx::bytes[.\w:]*"
+    )
+    other = [i.name for i in code.named(r"cp\..*") if i not in bulk]
+    sizes = {i.operands[2] for i in bulk}
+    if not bulk or other:
+        return Finding(False, f"{len(bulk)} bulk copies; beside them {sorted(set(other))}")
+    return Finding(True, f"{len(bulk)} bulk copies of {', '.join(sorted(sizes))} bytes")
+
+
+def merges_over_the_cluster(code: Code) -> Finding:
+    """Partials go to peers by `st.async` on an mbarrier, after the cluster has met."""
+    pushes = code.named(r"st\.async[.\w:]*\.mbarrier::complete_tx::bytes[.\w:]*")
+    if not pushes or len(pushes) != len(code.named(r"st\.async.*")):
+        return Finding(False, f"{len(pushes)} st.async count on an mbarrier; there must be some")
+    arrive, wait = (
+        code.first(r"barrier\.cluster\.arrive.*"),
+        code.first(r"barrier\.cluster\.wait.*"),
+    )
+    push = code.first(r"st\.async.*")
+    if not arrive < wait < push:
+        return Finding(False, "no cluster barrier (arrive, wait) before the first st.async")
+    if not code.named(r"mapa\.shared::cluster.*"):
+        return Finding(False, "no address of a peer is formed (mapa)")
+    types = {i.name.rsplit(".", 1)[-1] for i in pushes}
+    return Finding(types == {"f32"}, f"{len(pushes)} st.async of {', '.join(sorted(types))}")
+
+
+def multiplies_e4m3(code: Code) -> Finding:
+    """All products are `mma.sync.m16n8k32` of E4M3 with FP32 accumulators."""
+    wanted = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
+    every = code.named(r"(mma|wgmma|tcgen05)\..*")
+    others = sorted({i.name for i in every if i.name != wanted})
+    if others or not every:
+        return Finding(False, f"{len(every)} MMA instructions; not of E4M3 into FP32: {others}")
+    return Finding(True, f"{len(every)} x {wanted}")
+
+
+def exponentiates_by_ex2(code: Code) -> Finding:
+    """Every exponential is `ex2.approx.ftz.f32`; nothing else approximates or flushes."""
+    ex2 = code.named(r"ex2\..*")
+    rough = code.named(r"(?!ex2\b)\w+\.(?:[\w:]+\.)*(approx|full|ftz)(\.[\w:]+)*")
+    wrong = {i.name for i in ex2 if i.name != "ex2.approx.ftz.f32"} | {i.name for i in rough}
+    ok = bool(ex2) and not wrong
+    return Finding(ok, f"{len(ex2)} ex2; others that approximate or flush: {sorted(wrong)}")
+
+
+def divides_correctly_rounded(code: Code) -> Finding:
+    """Every division is `div.rn.f32`."""
+    divisions = {i.name for i in code.named(r"(div\.[.\w]*f\d+|rcp\..*)")}
+    return Finding(divisions == {"div.rn.f32"}, f"divisions: {sorted(divisions)}")
+
+
+def rounds_to_nearest(code: Code) -> Finding:
+    """FP32 arithmetic names no rounding but to nearest even, and no FP16 or BF16 arithmetic."""
+    arithmetic = code.named(r"(add|sub|mul|fma|mad)\.[.\w]*(f16|bf16|f32|f64)[.\w]*")
+    wrong = {i.name for i in arithmetic if not re.fullmatch(r"\w+(\.rn)?\.f32", i.name)}
+    return Finding(not wrong, f"{len(arithmetic)} FP32 operations; others: {sorted(wrong)}")
+
+
+def converts_by_contract(code: Code) -> Finding:
+    """P becomes E4M3 by `cvt.rn.satfinite.e4m3x2`, the output BF16 by `cvt.rn.bf16x2`."""
+    narrow = code.named(r"cvt\.[.\w]*(e4m3|e5m2|e2m3|e3m2|e2m1|bf16|f16|tf32)[.\w]*")
+    names = {i.name for i in narrow}
+    wanted = {"cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.bf16x2.f32"}
+    return Finding(names == wanted, f"narrowing converts: {sorted(names)}")
+
+
+def keeps_registers(code: Code) -> Finding:
+    """No local memory in PTX, no spills in SASS."""
+    local = len(re.findall(r"\.local\b", code.ptx_text))
+    spills = [i.name for i in code.sass if re.match(r"(LDL|STL)\b", i.name)]
+    return Finding(not local and not spills, f"{local} uses of .local, {len(spills)} LDL or STL")
+
+
+def waits_first_in_sass(code: Code) -> Finding:
+    """In SASS too: `ACQBULK` comes before the first load, and `PREEXIT` is there."""
+    names = [i.name.split(".")[0] for i in code.sass]
+    reads = [
+        k for k, name in enumerate(names) if name in ("LDG", "UBLKCP", "LD", "CCTLL", "LDGSTS")
+    ]
+    if "ACQBULK" not in names or "PREEXIT" not in names or not reads:
+        return Finding(False, "no ACQBULK, no PREEXIT or no load")
+    wait = names.index("ACQBULK")
+    ok = wait < reads[0] and not code.sass[wait].predicate
+    return Finding(ok, f"ACQBULK at {wait}, the first of {len(reads)} loads at {reads[0]}")
+
+
+# The emulated E4M3 MMA
+
+
+def multiplies_by_chained_hmma(code: Code) -> Finding:
+    """In SASS each E4M3 MMA is two chained FP16 HMMA from zero and one FP32 add of C.
+
+    facts: t1 = HMMA(k mod 4 in {0, 1}, 0), t2 = HMMA(k mod 4 in {2, 3}, t1), D = RN(C + t2). The
+    low half of each word of four E4M3 bytes has the k mod 4 in {0, 1}. Native on sm_120: one QMMA.
+    """
+    if code.arch.startswith("sm_120"):
+        native = [i.name for i in code.sass if re.match(r"[A-Z]*MMA\b", i.name)]
+        ok = bool(native) and {n.split(".")[0] for n in native} == {"QMMA"}
+        return Finding(ok, f"{len(native)} x {sorted(set(native))}")
+    try:
+        pairs = _follow_hmma(code.sass)
+    except _Broken as broken:
+        return Finding(False, str(broken))
+    wanted = len(code.named(r"mma\.sync\..*"))
+    ok = pairs == wanted > 0
+    return Finding(ok, f"{pairs} chained HMMA pairs with an FADD for {wanted} mma.sync")
+
+
+class _Broken(Exception):
+    """The HMMA sequence is not the one of the model."""
+
+
+def _follow_hmma(sass: tuple[Instruction, ...]) -> int:
+    """Count the HMMA pairs; raises _Broken where one is not as the model has it."""
+    half: dict[int, bool] = {}  # register -> whether it holds an unpacked high half
+    first: set[int] = set()  # registers with t1
+    second: set[int] = set()  # registers with t2 that no FADD has read yet
+    pairs = 0
+    for instruction in sass:
+        name, operands = instruction.name, instruction.operands
+        reads = {r for o in operands[1:] for r in _registers(o)}
+        if name == "HMMA.16816.F32":
+            d, a, b = (_register(o) for o in operands[:3])
+            quad = set(range(d, d + 4))
+            halves = {half.get(r) for r in (*range(a, a + 4), *range(b, b + 2))}
+            if second & quad:
+                raise _Broken(f"R{d}: an HMMA overwrites a product that was never added")
+            if operands[3] == "RZ":
+                if halves != {False}:
+                    raise _Broken(f"R{d}: the first HMMA takes other than low halves")
+                first |= quad
+            elif _register(operands[3]) == d and quad <= first:
+                if halves != {True}:
+                    raise _Broken(f"R{d}: the second HMMA takes other than high halves")
+                first, second, pairs = first - quad, second | quad, pairs + 1
+            else:
+                raise _Broken(f"R{d}: an HMMA accumulates onto {operands[3]}")
+            continue
+        if re.match(r"[A-Z]*MMA\b", name):
+            raise _Broken(f"{name} beside HMMA.16816.F32")
+        if reads & first or (reads & second and name != "FADD"):
+            raise _Broken(f"{name} reads a product that FADD must add")
+        second -= reads
+        if name.startswith("F2FP.F16.E4M3.UNPACK_B"):
+            half[_register(operands[0])] = operands[1].endswith(".H1")
+        elif operands and (written := _registers(operands[0])):
+            half.pop(written[0], None)
+            if set(written) & (first | second):
+                raise _Broken(f"{name} overwrites a product")
+    if first or second:
+        raise _Broken(f"{len(first | second)} registers hold products that were never added")
+    return pairs
+
+
+def _registers(operand: str) -> list[int]:
+    return [int(n) for n in re.findall(r"(?<![A-Z])R(\d+)\b", operand)]
+
+
+def _register(operand: str) -> int:
+    found = _registers(operand)
+    if len(found) != 1:
+        raise _Broken(f"{operand} is not one register")
+    return found[0]
+
+
+CHECKS: MappingProxyType[str, Callable[[Code], Finding]] = MappingProxyType(
+    {
+        check.__name__.replace("_", "-"): check
+        for check in (
+            waits_before_reads,
+            waits_first_in_sass,
+            launches_dependents_at_once,
+            gathers_in_bulk,
+            merges_over_the_cluster,
+            multiplies_e4m3,
+            multiplies_by_chained_hmma,
+            exponentiates_by_ex2,
+            divides_correctly_rounded,
+            rounds_to_nearest,
+            converts_by_contract,
+            keeps_registers,
+        )
+    }
+)
+
+
+def check_structure(artifact: Artifact) -> dict[str, Finding]:
+    """Every check of `CHECKS` on a compiled kernel."""
+    code = Code(artifact)
+    return {name: check(code) for name, check in CHECKS.items()}
