@@ -1,0 +1,30 @@
+"""Sparse MLA decode and its parts, predicted to the last bit on a CPU."""
+
+from sparse_mla_reference import bf16, e4m3, libdevice, lse, mufu, tensor_core, ulp
+from sparse_mla_reference.decode import decode
+from sparse_mla_reference.fma import fma
+from sparse_mla_reference.machine import IDEAL, SM90, SM100, SM103, SM120, Machine
+from sparse_mla_reference.schedule import BASE, Schedule
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BASE",
+    "IDEAL",
+    "SM90",
+    "SM100",
+    "SM103",
+    "SM120",
+    "Machine",
+    "Schedule",
+    "__version__",
+    "bf16",
+    "decode",
+    "e4m3",
+    "fma",
+    "libdevice",
+    "lse",
+    "mufu",
+    "tensor_core",
+    "ulp",
+]
