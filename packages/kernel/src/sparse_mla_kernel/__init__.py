@@ -1,4 +1,4 @@
-"""Sparse MLA decode under decode context parallelism: one cluster kernel, predictable to the bit."""
+"""Sparse MLA decode under decode context parallelism: one predictable cluster kernel."""
 
 from sparse_mla_kernel.api import decode_op, run_sparse, sparse_decode
 from sparse_mla_kernel.compile import Artifact, CompiledSparse, compile_sparse, cross_compile

@@ -60,9 +60,7 @@ def run_sparse(
         ("lse", lse, (torch.float32,), (batch, padded), 4),
     )
     for name, tensor, dtypes, shape, align in tensors:
-        check_tensor(
-            name, tensor, dtypes=dtypes, shape=shape, device=k.device, align_bytes=align
-        )
+        check_tensor(name, tensor, dtypes=dtypes, shape=shape, device=k.device, align_bytes=align)
     if kv.shape[0] >= 2**31:
         raise ValueError(f"kv has {kv.shape[0]} rows; it may have up to 2^31 - 1 (ids are int32)")
     scale = check_scale("scale_log2", scale_log2)
@@ -96,8 +94,8 @@ def sparse_decode(
         heads: Query heads that are used, a multiple of 16; all of them if left out.
 
     Returns:
-        ``(latent, lse)``: ``[batch, padded, 512]`` bfloat16 and ``[batch, padded]`` float32, natural
-        log. A row without keys, and a head from ``heads`` on, is 0 and ``-inf``.
+        ``(latent, lse)``: ``[batch, padded, 512]`` bfloat16, and ``[batch, padded]`` float32,
+        natural log. A row without keys, and a head from ``heads`` on, is 0 and ``-inf``.
 
     Raises:
         TypeError: An argument is of another type or dtype.
@@ -108,7 +106,9 @@ def sparse_decode(
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it may be a torch.Tensor")
         if tensor.dim() != dims:
-            raise ValueError(f"{name} has shape {list(tensor.shape)}; it may have {dims} dimensions")
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)}; it may have {dims} dimensions"
+            )
     batch, padded, _ = query.shape
     used = padded if heads is None else heads
     kernel = compile_sparse(batch, used, padded, rows.shape[1], batch, query.device)

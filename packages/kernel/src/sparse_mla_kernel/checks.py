@@ -108,7 +108,7 @@ def check_tensor(
         )
     if tensor.data_ptr() % align_bytes:
         raise ValueError(
-            f"{name} starts at address {tensor.data_ptr():#x}; it may be a multiple of {align_bytes}"
+            f"{name} starts at {tensor.data_ptr():#x}; it may start at a multiple of {align_bytes}"
         )
 
 
@@ -147,7 +147,9 @@ def resolve_device(device: torch.device | str | int) -> torch.device:
         TypeError: ``device`` names no device.
     """
     if not isinstance(device, (torch.device, str, int)) or isinstance(device, bool):
-        raise TypeError(f"device is a {type(device).__name__}; it may be a torch.device, str or int")
+        raise TypeError(
+            f"device is a {type(device).__name__}; it may be a torch.device, str or int"
+        )
     resolved = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if resolved.type == "cuda" and resolved.index is None and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())

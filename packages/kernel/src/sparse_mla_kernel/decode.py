@@ -8,7 +8,7 @@ from cutlass.memory import SmemAllocator
 
 from sparse_mla_kernel.checks import check_geometry
 from sparse_mla_kernel.gather import gather_chunk, split_keys
-from sparse_mla_kernel.layouts import PV_TILES, THREADS, SharedLayout
+from sparse_mla_kernel.layouts import PV_TILES, THREADS, shared_layout
 from sparse_mla_kernel.logits import scaled_logits
 from sparse_mla_kernel.lse import lse_log2, lse_nat, normalise
 from sparse_mla_kernel.merge import merge_columns, push_partial, weigh_partials
@@ -57,7 +57,7 @@ class SparseDcpDecode:
         self.padded = padded
         self.width = width
         self.schedule = schedule
-        self.layout = SharedLayout(schedule)
+        self.layout = shared_layout(schedule)
 
     @cute.jit
     def __call__(
@@ -70,7 +70,7 @@ class SparseDcpDecode:
         mLse: cute.Tensor,
         scale_log2: Float32,
         out_scale: Float32,
-        stream,  # type: ignore[no-untyped-def]  # noqa: ANN001  (a DSL stream handle)
+        stream: object,
     ) -> None:
         """Launch on ``stream``, as a programmatic dependent of what runs there.
 
@@ -83,6 +83,7 @@ class SparseDcpDecode:
             mLse: ``[batch, padded]`` f32, out.
             scale_log2: Softmax scale x tensor scales x log2(e).
             out_scale: The V scale.
+            stream: A DSL stream handle.
         """
         split = self.schedule.split
         self.kernel(mQuery, mKv, mRows, mValid, mLatent, mLse, scale_log2, out_scale).launch(
@@ -105,6 +106,7 @@ class SparseDcpDecode:
         scale_log2: Float32,
         out_scale: Float32,
     ) -> None:
+        """What a CTA does, from the query bytes to its share of the row; arguments as above."""
         layout = self.layout
         split = self.schedule.split
         chunk = self.schedule.chunk
@@ -167,7 +169,7 @@ class SparseDcpDecode:
 
     @cute.jit
     def _init_barriers(self, storage: cute.Pointer) -> None:
-        """One thread: the gather's barrier counts a chunk's threads, the merge's is armed at once."""
+        """The gather's barrier counts a chunk's threads; the merge's is armed at once."""
         t, _, _ = cute.arch.thread_idx()
         if t == 0:
             cute.arch.mbarrier_init(storage + self.layout.gather_barrier, self.schedule.chunk)

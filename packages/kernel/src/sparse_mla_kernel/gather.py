@@ -17,7 +17,7 @@ from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, STEP, TILE_H
 
 
 @cute.jit
-def split_keys(n: Int32, cta: Int32, split: cutlass.Constexpr):  # type: ignore[no-untyped-def]
+def split_keys(n: Int32, cta: Int32, split: cutlass.Constexpr[int]) -> tuple[Int32, Int32]:
     """The keys ``[begin, end)`` of a row's ``n`` that CTA ``cta`` attends to."""
     per = (n + (split - 1)) // split
     begin = cutlass.min(n, cta * per)
@@ -35,7 +35,7 @@ def gather_chunk(
     first: cutlass.Boolean,
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """Thread ``t < chunk``: ask for key ``begin + t`` of the row, and in the first chunk for head ``t``.
+    """Thread ``t < chunk``: ask for key ``begin + t``, and in the first chunk for head ``t`` too.
 
     A row id outside ``[0, N)`` is never read: its key is marked as not live. V rows that no copy
     fills are zeroed up to the next whole MMA step, since P = 0 does not silence a NaN beside it.

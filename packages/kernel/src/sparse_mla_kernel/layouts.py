@@ -23,11 +23,11 @@ are 8 contiguous columns ``8q .. 8q + 7``::
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from sparse_mla_kernel.schedule import (
     LATENT_COLUMNS,
     ROW_COLUMNS,
-    STEP,
     TILE_HEADS,
     TILE_KEYS,
     Schedule,
@@ -46,82 +46,43 @@ PV_TILES = WARP_COLUMNS // TILE_KEYS
 ROW_STRIDE_BYTES = ROW_COLUMNS + 16
 
 
-def _align(offset: int, to: int) -> int:
-    return -(-offset // to) * to
-
-
 @dataclass(frozen=True)
 class SharedLayout:
-    """Byte offsets into a CTA's dynamic shared memory, one region after the other."""
+    """Byte offsets into a CTA's dynamic shared memory, in the order of the fields.
 
+    Args:
+        query: ``[16]`` query rows, ``ROW_STRIDE_BYTES`` apart: the gather's target.
+        kv: ``[chunk]`` cache rows, ``ROW_STRIDE_BYTES`` apart: the gather's target.
+        p: ``[16]`` rows of ``chunk`` P bytes, ``p_stride_bytes`` apart.
+        live: ``[chunk]`` words, 1 for a key that counts.
+        warp_max: ``[logit_warps][16]`` f32, the largest logit among a warp's 8 keys.
+        warp_sum: ``[logit_warps][16]`` f32, the sum of P over a warp's 8 keys.
+        peer_rows: ``[split][16][cta_columns]`` f32, each CTA's accumulators of the owned columns.
+        peer_stats: ``[split][16][2]`` f32, each CTA's running maximum and row sum.
+        gather_barrier: An mbarrier on which a chunk's copies complete.
+        merge_barrier: An mbarrier on which the peers' pushes complete.
+        size: Bytes in all.
+        schedule: What the layout is for.
+        cta_columns: Latent columns that one CTA owns in the merge.
+        logit_warps: Warps that have keys in QK and softmax.
+        p_stride_bytes: ``chunk`` and 16 more: eight heads start in eight groups of four banks.
+    """
+
+    query: int
+    kv: int
+    p: int
+    live: int
+    warp_max: int
+    warp_sum: int
+    peer_rows: int
+    peer_stats: int
+    gather_barrier: int
+    merge_barrier: int
+    size: int
     schedule: Schedule
-
-    @property
-    def cta_columns(self) -> int:
-        """Latent columns that one CTA owns in the merge."""
-        return LATENT_COLUMNS // self.schedule.split
-
-    @property
-    def logit_warps(self) -> int:
-        """Warps that have keys in QK and softmax."""
-        return self.schedule.chunk // TILE_KEYS
-
-    # The gather's target: query rows, then the chunk's cache rows.
-    @property
-    def query(self) -> int:
-        return 0
-
-    @property
-    def kv(self) -> int:
-        return self.query + TILE_HEADS * ROW_STRIDE_BYTES
-
-    # Softmax: P bytes [16][chunk], padded so that eight heads start in eight groups of banks.
-    @property
-    def p_stride_bytes(self) -> int:
-        return self.schedule.chunk + 16
-
-    @property
-    def p(self) -> int:
-        return self.kv + self.schedule.chunk * ROW_STRIDE_BYTES
-
-    # Which of the chunk's keys count: one word a key.
-    @property
-    def live(self) -> int:
-        return self.p + TILE_HEADS * self.p_stride_bytes
-
-    # Row maxima and row sums of each warp's 8 keys: [logit_warps][16] f32.
-    @property
-    def warp_max(self) -> int:
-        return self.live + 4 * self.schedule.chunk
-
-    @property
-    def warp_sum(self) -> int:
-        return self.warp_max + 4 * self.logit_warps * TILE_HEADS
-
-    # The merge's mailbox, filled by every CTA of the cluster.
-    @property
-    def peer_rows(self) -> int:
-        """``[split][16][cta_columns]`` f32: each CTA's accumulators of the owned columns."""
-        return _align(self.warp_sum + 4 * self.logit_warps * TILE_HEADS, 16)
-
-    @property
-    def peer_stats(self) -> int:
-        """``[split][16][2]`` f32: each CTA's running maximum and row sum."""
-        return self.peer_rows + 4 * self.schedule.split * TILE_HEADS * self.cta_columns
-
-    # Barriers, 8 bytes each.
-    @property
-    def gather_barrier(self) -> int:
-        return _align(self.peer_stats + 8 * self.schedule.split * TILE_HEADS, 8)
-
-    @property
-    def merge_barrier(self) -> int:
-        return self.gather_barrier + 8
-
-    @property
-    def size(self) -> int:
-        """Bytes in all."""
-        return self.merge_barrier + 8
+    cta_columns: int
+    logit_warps: int
+    p_stride_bytes: int
 
     @property
     def merge_bytes(self) -> int:
@@ -129,4 +90,29 @@ class SharedLayout:
         return self.gather_barrier - self.peer_rows
 
 
-assert ROW_COLUMNS % STEP == 0 and ROW_STRIDE_BYTES % 16 == 0  # bulk copies land 16-byte aligned
+def shared_layout(schedule: Schedule) -> SharedLayout:
+    """Lay out a CTA's shared memory, one region after the other; all are 16-byte aligned."""
+    cta_columns = LATENT_COLUMNS // schedule.split
+    logit_warps = schedule.chunk // TILE_KEYS
+    p_stride_bytes = schedule.chunk + 16
+    sizes = {
+        "query": TILE_HEADS * ROW_STRIDE_BYTES,
+        "kv": schedule.chunk * ROW_STRIDE_BYTES,
+        "p": TILE_HEADS * p_stride_bytes,
+        "live": 4 * schedule.chunk,
+        "warp_max": 4 * logit_warps * TILE_HEADS,
+        "warp_sum": 4 * logit_warps * TILE_HEADS,
+        "peer_rows": 4 * schedule.split * TILE_HEADS * cta_columns,
+        "peer_stats": 8 * schedule.split * TILE_HEADS,
+        "gather_barrier": 8,
+        "merge_barrier": 8,
+    }
+    offsets = dict(zip(sizes, accumulate((0, *sizes.values())), strict=False))
+    return SharedLayout(
+        **offsets,
+        size=sum(sizes.values()),
+        schedule=schedule,
+        cta_columns=cta_columns,
+        logit_warps=logit_warps,
+        p_stride_bytes=p_stride_bytes,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
-from sparse_mla_kernel.layouts import ROW_STRIDE_BYTES, WARP, SharedLayout
+from sparse_mla_kernel.layouts import ROW_STRIDE_BYTES, SharedLayout
 from sparse_mla_kernel.primitives import add_rn, load_shared_b32, mma_e4m3, mul_rn
 from sparse_mla_kernel.schedule import ROW_COLUMNS, STEP, TILE_KEYS
 
@@ -31,8 +31,13 @@ def scaled_logits(
     g = lane // 4
     q = lane % 4
     if warp * TILE_KEYS < count:
-        _qk(rLogit, smem + layout.query, smem + layout.kv + warp * TILE_KEYS * ROW_STRIDE_BYTES,
-            g * ROW_STRIDE_BYTES + 4 * q, layout.schedule.qk_chains)
+        _qk(
+            rLogit,
+            smem + layout.query,
+            smem + layout.kv + warp * TILE_KEYS * ROW_STRIDE_BYTES,
+            g * ROW_STRIDE_BYTES + 4 * q,
+            layout.schedule.qk_chains,
+        )
     first_key = warp * TILE_KEYS + 2 * q
     for i in cutlass.range_constexpr(2):
         live = load_shared_b32(smem + layout.live + 4 * (first_key + i))

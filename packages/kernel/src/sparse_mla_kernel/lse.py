@@ -6,7 +6,7 @@ import math
 import struct
 
 import cutlass
-from cutlass import Float32, cute
+from cutlass import Float32, Uint32, cute
 
 from sparse_mla_kernel.primitives import add_rn, cvt_bf16x2, div_rn, mul_rn, sub_rn
 from sparse_mla_kernel.softmax import P_SCALE_LOG2
@@ -30,7 +30,7 @@ def lse_nat(lse2: Float32) -> Float32:
 
 
 @cute.jit
-def normalise(rRow: cute.Tensor, total: Float32, out_scale: Float32):  # type: ignore[no-untyped-def]
+def normalise(rRow: cute.Tensor, total: Float32, out_scale: Float32) -> tuple[Uint32, Uint32]:
     """Four columns as two words of BF16 pairs: ``row x (out_scale / total)``; 0 without keys."""
     inverse = div_rn(out_scale, total)
     for i in cutlass.range_constexpr(4):

@@ -67,7 +67,7 @@ def push_partial(
 @cute.jit
 def weigh_partials(
     rWeight: cute.Tensor, smem: Int32, head: Int32, layout: cutlass.Constexpr[SharedLayout]
-):  # type: ignore[no-untyped-def]
+) -> tuple[Float32, Float32]:
     """The weight of each CTA's partial of a head, the head's maximum and total (R13).
 
     An empty partial (row sum 0) weighs 0. A NaN row sum is not empty: it makes the total NaN.

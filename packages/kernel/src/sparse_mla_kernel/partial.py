@@ -48,7 +48,7 @@ def accumulate(
 
 
 @cute.jit
-def _four_keys(v: Int32):  # type: ignore[no-untyped-def]
+def _four_keys(v: Int32) -> tuple[Uint32, Uint32, Uint32, Uint32]:
     """One word (4 columns) of each of 4 keys, as one word (4 keys) of each of 4 columns."""
     return transpose4(
         load_shared_b32(v),

@@ -96,7 +96,7 @@ def cvt_bf16x2(low: Float32, high: Float32) -> Uint32:
 
 @cute.jit
 def prmt(a: Uint32, b: Uint32, selector: int) -> Uint32:
-    """Four bytes picked from the eight of ``b:a``; nibble ``i`` of ``selector`` picks byte ``i``."""
+    """Four of the eight bytes of ``b:a``; nibble ``i`` of ``selector`` says which is byte ``i``."""
     return inline_ptx(
         "prmt.b32 {$w0}, {$r0}, {$r1}, {$r2};",
         write_only_types=[Uint32],
@@ -105,7 +105,9 @@ def prmt(a: Uint32, b: Uint32, selector: int) -> Uint32:
 
 
 @cute.jit
-def transpose4(w0: Uint32, w1: Uint32, w2: Uint32, w3: Uint32):  # type: ignore[no-untyped-def]
+def transpose4(
+    w0: Uint32, w1: Uint32, w2: Uint32, w3: Uint32
+) -> tuple[Uint32, Uint32, Uint32, Uint32]:
     """Transpose a 4 x 4 matrix of bytes held as one word a row.
 
     ::
@@ -138,10 +140,10 @@ def mma_e4m3(c: cute.Tensor, a: cute.Tensor, b0: Uint32, b1: Uint32) -> None:
     """``c += a @ b`` on one warp: ``mma.sync.m16n8k32``, E4M3 in, FP32 accumulators in place.
 
     Args:
-        c: ``[4]`` f32 registers, rows ``lane / 4`` and ``+ 8``, columns ``2 (lane % 4)`` and ``+ 1``.
-        a: ``[4]`` words of 4 bytes, rows as ``c``, bytes ``4 (lane % 4) ..`` and ``+ 16``.
-        b0: Bytes ``4 (lane % 4) ..`` of column ``lane / 4``.
-        b1: The same, 16 further.
+        c: ``[4]`` f32, a C fragment (``layouts`` draws the fragments), in and out.
+        a: ``[4]`` words of 4 bytes, an A fragment.
+        b0: The first word of a B fragment.
+        b1: The second.
     """
     c[0], c[1], c[2], c[3] = inline_ptx(
         "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
@@ -181,7 +183,7 @@ def load_shared_f32(address: Int32) -> Float32:
 
 
 @cute.jit
-def load_shared_f32x4(address: Int32):  # type: ignore[no-untyped-def]
+def load_shared_f32x4(address: Int32) -> tuple[Float32, Float32, Float32, Float32]:
     """Four float32 of this CTA's shared memory, at a 16-byte aligned address."""
     return inline_ptx(
         "ld.shared.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
@@ -208,9 +210,7 @@ def store_fp8_pair_shared(address: Int32, low: Float32, high: Float32) -> None:
 
     One ``cvt.rn.satfinite.e4m3x2`` (nearest even, saturating to +-448, NaN to 0x7F) and one store.
     """
-    inline_ptx(
-        "st.shared.b16 [{$r0}], {$r1};", read_only_args=[address, cvt_e4m3x2(low, high)]
-    )
+    inline_ptx("st.shared.b16 [{$r0}], {$r1};", read_only_args=[address, cvt_e4m3x2(low, high)])
 
 
 @cute.jit

@@ -28,7 +28,9 @@ P_SCALE_LOG2 = struct.unpack("f", struct.pack("f", math.log2(448.0)))[0]
 
 
 @cute.jit
-def store_warp_max(rLogit: cute.Tensor, smem: Int32, layout: cutlass.Constexpr[SharedLayout]) -> None:
+def store_warp_max(
+    rLogit: cute.Tensor, smem: Int32, layout: cutlass.Constexpr[SharedLayout]
+) -> None:
     """Each head's largest logit among this warp's 8 keys (R4), to ``warp_max``."""
     lane = cute.arch.lane_idx()
     for half in cutlass.range_constexpr(2):
@@ -55,7 +57,8 @@ def raise_max(
         old = rMax[half]
         new = old
         for warp in cutlass.range_constexpr(layout.logit_warps):
-            new = max_f32(new, load_shared_f32(_slot(smem + layout.warp_max, warp, lane // 4 + 8 * half)))
+            slot = _slot(smem + layout.warp_max, warp, lane // 4 + 8 * half)
+            new = max_f32(new, load_shared_f32(slot))
         rMax[half] = new
         rAlpha[half] = ex2_approx_ftz(sub_rn(old, new)) if old != -Float32.inf else Float32(1.0)
 

@@ -1,0 +1,72 @@
+"""Cross-compiling, and the errors of sizes that the kernel can't have."""
+
+import pytest
+
+from sparse_mla_kernel import Schedule, cross_compile
+from sparse_mla_kernel.layouts import THREADS, shared_layout
+
+SIZES = {"batch": 2, "heads": 32, "padded": 48, "width": 128, "cap": 4}
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a", "sm_120a"])
+def test_compiles_without_a_gpu(arch: str) -> None:
+    artifact = cross_compile(**SIZES, arch=arch)
+    assert artifact.arch == arch
+    assert artifact.cubin.startswith(b"\x7fELF")
+    assert f".target {arch}" in artifact.ptx
+    assert f".reqntid {THREADS}" in artifact.ptx
+
+
+def test_the_same_source_gives_the_same_cubin() -> None:
+    assert cross_compile(**SIZES).sha256 == cross_compile(**SIZES).sha256
+
+
+def test_nothing_spills() -> None:
+    artifact = cross_compile(**SIZES)
+    assert "STL" not in artifact.sass()
+    assert ".local" not in artifact.ptx
+
+
+def test_emulated_and_native_mma() -> None:
+    """Hopper has no E4M3 mma.sync: its assembler multiplies in FP16. Blackwell's sm_120 has one."""
+    assert "QMMA" not in cross_compile(**SIZES).sass()
+    assert "HMMA" not in cross_compile(**SIZES, arch="sm_120a").sass()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"batch": 0}, ValueError, "batch is 0; it may be 1 to 65535"),
+        ({"batch": 65536}, ValueError, "batch is 65536"),
+        ({"batch": 1.0}, TypeError, "batch is 1.0, a float"),
+        ({"batch": True}, TypeError, "batch is True, a bool"),
+        ({"heads": 0}, ValueError, "heads is 0; it may be a positive multiple of 16"),
+        ({"heads": 24}, ValueError, "heads is 24; it may be a positive multiple of 16"),
+        ({"heads": 64}, ValueError, "heads is 64; it may be at most padded, which is 48"),
+        ({"width": 0}, ValueError, "width is 0; it may be 1 or more"),
+        ({"cap": 1}, ValueError, "cap is 1; it may be batch or more, and batch is 2"),
+        ({"arch": "sm_80"}, ValueError, "arch is 'sm_80'; it may be sm_90a, sm_100a"),
+    ],
+)
+def test_sizes_out_of_range(change: dict[str, object], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        cross_compile(**{**SIZES, **change})
+
+
+@pytest.mark.parametrize("field", ["split", "chunk", "qk_chains"])
+def test_schedules_out_of_range(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} is 0; it may be"):
+        Schedule(**{field: 0})
+
+
+@pytest.mark.parametrize("split", [1, 2, 4, 8])
+@pytest.mark.parametrize("chunk", [32, 64, 128])
+def test_the_merge_mailbox_holds_every_partial(split: int, chunk: int) -> None:
+    layout = shared_layout(Schedule(split=split, chunk=chunk))
+    assert layout.merge_bytes == 16 * 512 * 4 + split * 16 * 8
+    assert layout.size <= 227 * 1024
+
+
+@pytest.mark.parametrize("schedule", [Schedule(split=8, chunk=32, qk_chains=3), Schedule(split=1)])
+def test_other_schedules_compile(schedule: Schedule) -> None:
+    assert cross_compile(**SIZES, schedule=schedule).sha256 != cross_compile(**SIZES).sha256
