@@ -92,8 +92,9 @@ def encode(
     magnitude = np.abs(value)
     finite = np.isfinite(value)
     safe = np.where(finite, magnitude, 0.0)
-    # frexp's exponent is one above the IEEE exponent.
-    exponent = np.maximum(np.frexp(safe)[1] - 1, form.min_exponent)
+    # frexp's exponent is one above the IEEE exponent, and says 0 of a zero.
+    exponent = np.where(safe > 0, np.frexp(safe)[1] - 1, form.min_exponent)
+    exponent = np.maximum(exponent, form.min_exponent)
     units = np.ldexp(safe, form.fraction_bits - exponent)
     units = np.rint(units) if rounding == "rn" else np.trunc(units)
     # Binade and units add up to the code; a carry out of the fraction bumps the exponent.
