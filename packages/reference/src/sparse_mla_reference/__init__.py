@@ -1,6 +1,7 @@
 """Sparse MLA decode and its parts, predicted to the last bit on a CPU."""
 
 from sparse_mla_reference import bf16, e4m3, libdevice, lse, mufu, tensor_core, ulp
+from sparse_mla_reference.bounds import Bounds, bounds
 from sparse_mla_reference.decode import decode
 from sparse_mla_reference.fma import fma
 from sparse_mla_reference.machine import IDEAL, SM90, SM100, SM103, SM120, Machine
@@ -15,10 +16,12 @@ __all__ = [
     "SM100",
     "SM103",
     "SM120",
+    "Bounds",
     "Machine",
     "Schedule",
     "__version__",
     "bf16",
+    "bounds",
     "decode",
     "e4m3",
     "fma",
