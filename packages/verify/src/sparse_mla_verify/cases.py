@@ -156,14 +156,14 @@ def family(build: Callable[[], Iterator[Case]]) -> Callable[[], tuple[Case, ...]
 # Bytes of E4M3
 
 
-def encode(values: Any) -> Bytes:
+def e4m3_bytes(values: Any) -> Bytes:
     """E4M3 bytes of `values`, nearest even, saturated to +-448; NaN is 0x7F. Any shape."""
     clipped = np.clip(np.asarray(values, np.float32), -MAX_E4M3, MAX_E4M3)
     out = clipped.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     return np.where(np.isnan(clipped), np.uint8(NAN_BYTE), out)
 
 
-def decode(encoded: Bytes) -> NDArray[np.float64]:
+def e4m3_values(encoded: Bytes) -> NDArray[np.float64]:
     """The exact values of E4M3 bytes, as float64. Any shape."""
     return encoded.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
@@ -172,8 +172,8 @@ def exact_logits(case: Case, row: int) -> NDArray[np.float64]:
     """The logits of a row in base-2 units, in float64: `[heads, count]`; NaN for a masked id."""
     ids = case.rows[row, : case.counts[row]]
     inside = (ids >= 0) & (ids < len(case.kv))
-    keys = decode(case.kv[np.where(inside, ids, 0)])
-    logits = decode(case.query[row, : case.heads]) @ keys.T * case.scale_log2
+    keys = e4m3_values(case.kv[np.where(inside, ids, 0)])
+    logits = e4m3_values(case.query[row, : case.heads]) @ keys.T * case.scale_log2
     return np.where(inside, logits, np.nan)
 
 
@@ -262,15 +262,15 @@ def _distribution(sampler: Sampler, **rest: Any) -> Iterator[Case]:
 
 
 def _unit_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Bytes:
-    return encode(rng.standard_normal(shape))
+    return e4m3_bytes(rng.standard_normal(shape))
 
 
 def _student(rng: np.random.Generator, shape: tuple[int, ...]) -> Bytes:
-    return encode(rng.standard_t(2.0, shape))
+    return e4m3_bytes(rng.standard_t(2.0, shape))
 
 
 def _tiny_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Bytes:
-    return encode(rng.standard_normal(shape) * 2.0**-6)
+    return e4m3_bytes(rng.standard_normal(shape) * 2.0**-6)
 
 
 def _any_finite(rng: np.random.Generator, shape: tuple[int, ...]) -> Bytes:
@@ -339,7 +339,7 @@ def _rope_query(batch: int, heads: int, first: Sequence[float]) -> Bytes:
     """Queries `[batch, heads, 576]`, zero but for the first rope columns."""
     query = np.zeros((batch, heads, COLUMNS))
     query[..., LATENT : LATENT + len(first)] = first
-    return encode(query)
+    return e4m3_bytes(query)
 
 
 def _rope_keys(latent: Bytes, *first: NDArray[np.float64]) -> Bytes:
@@ -347,7 +347,7 @@ def _rope_keys(latent: Bytes, *first: NDArray[np.float64]) -> Bytes:
     rope = np.zeros((len(latent), ROPE))
     for column, values in enumerate(first):
         rope[:, column] = values
-    return np.concatenate([latent, encode(rope)], axis=1)
+    return np.concatenate([latent, e4m3_bytes(rope)], axis=1)
 
 
 def _constant_latent(rng: np.random.Generator, n: int) -> Bytes:
@@ -424,9 +424,9 @@ def rising_max() -> Iterator[Case]:
         chunk = np.arange(2048) % 512 // 64
         keys = []
         for _ in range(3):
-            noise = encode(rng.uniform(-0.25, 0.25, 2048))
+            noise = e4m3_bytes(rng.uniform(-0.25, 0.25, 2048))
             values = np.array([ramp(c) for c in chunk])
-            keys.append(_rope_keys(_unit_normal(rng, (2048, LATENT)), values, decode(noise)))
+            keys.append(_rope_keys(_unit_normal(rng, (2048, LATENT)), values, e4m3_values(noise)))
         about = "3 rows of 2048 keys: 512 a CTA, 8 chunks"
         yield _case(name, about, _rope_query(3, 16, [1.0, 1.0]), keys, width=2048, scale_log2=1.0)
 
@@ -522,3 +522,10 @@ def head_counts() -> Iterator[Case]:
         yield _drawn(
             f"{heads}", about, _unit_normal, 4, heads, [64, 63, 40, 9], width=64, padded=128
         )
+
+
+def batch_of_64() -> Case:
+    """64 rows of 0 to 640 keys, 32 heads: no family, but what rows alone are compared with."""
+    lengths = [10 * r for r in range(63)] + [640]
+    about = "64 rows of 0 to 640 keys, 32 heads"
+    return _drawn("batch-of-64", about, _unit_normal, 64, 32, lengths, width=640)

@@ -1,8 +1,9 @@
-"""Recordings of GPU runs: JSON with a digest of every result, and an npz with some of the bits.
+"""Recordings of GPU runs: JSON with digests of all results, and an npz with some of their bits.
 
 A recording ties three things together: the inputs (a digest per case), the code (the SHA-256 of
-the cubin per signature) and the outputs (a digest per row and head tile). A machine with no GPU
-can then check that today's source compiles to that cubin and that the reference gives those bits.
+the cubin per signature) and the outputs (a digest per row and head tile of the latents; all of the
+LSE). A machine with no GPU can then check that today's source compiles to that cubin and that the
+reference gives those bits.
 """
 
 import hashlib
@@ -15,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .cases import HEAD_TILE, Case, Signature
-from .compare import Comparison
-from .runs import Output
+from sparse_mla_verify.cases import HEAD_TILE, Case, Signature
+from sparse_mla_verify.compare import Comparison
+from sparse_mla_verify.runs import Output
 
 SCHEMA = 1
 KERNEL, SYNTHETIC = "kernel", "synthetic"  # where the bits came from
@@ -69,7 +70,7 @@ class Check:
 
 @dataclass(frozen=True)
 class RecordedCase:
-    """What a kernel gave for a case: a digest `[row][tile]` of its bits, and the counts."""
+    """What a kernel gave for a case: a digest `[row][tile]` of its latents, and the counts."""
 
     name: str
     signature: str
@@ -99,24 +100,36 @@ class Recording:
 
     def save(self, path: Path) -> None:
         """Write `path` (JSON) and, beside it, the arrays (npz of the same stem)."""
-        plain = {f: getattr(self, f) for f in ("schema", "source")}
-        plain |= {"host": asdict(self.host), "cubins": dict(self.cubins)}
-        plain |= {"checks": [asdict(c) for c in self.checks]}
-        plain |= {"cases": [asdict(c) for c in self.cases]}
+        arrays = path.with_suffix(".npz")
+        np.savez_compressed(arrays, **dict(self.arrays))  # type: ignore[arg-type]
+        plain = {
+            "schema": self.schema,
+            "source": self.source,
+            "host": asdict(self.host),
+            "arrays_sha256": hashlib.sha256(arrays.read_bytes()).hexdigest(),
+            "cubins": dict(self.cubins),
+            "checks": [asdict(check) for check in self.checks],
+            "cases": [asdict(case) for case in self.cases],
+        }
         path.write_text(json.dumps(plain, indent=1) + "\n")
-        np.savez_compressed(path.with_suffix(".npz"), **dict(self.arrays))  # type: ignore[arg-type]
 
 
 def load(path: Path) -> Recording:
-    """Read a recording. Raises ValueError for another schema or a file that isn't one."""
+    """Read a recording.
+
+    Raises ValueError for another schema, a file that is none, or arrays of another recording.
+    """
     plain = json.loads(path.read_text())
     if not isinstance(plain, dict) or plain.get("schema") != SCHEMA:
         raise ValueError(f"path: {path} is no recording of schema {SCHEMA}")
+    beside = path.with_suffix(".npz")
+    if hashlib.sha256(beside.read_bytes()).hexdigest() != plain["arrays_sha256"]:
+        raise ValueError(f"path: {beside} is not the file that {path} was written with")
+    with np.load(beside) as stored:
+        arrays = {name: stored[name] for name in stored.files}
     cases = tuple(
         RecordedCase(**{**c, "digests": tuple(map(tuple, c["digests"]))}) for c in plain["cases"]
     )
-    with np.load(path.with_suffix(".npz")) as stored:
-        arrays = {name: stored[name] for name in stored.files}
     checks = tuple(Check(**c) for c in plain["checks"])
     host = Host(**plain["host"])
     return Recording(plain["source"], host, plain["cubins"], cases, checks, arrays)
@@ -135,20 +148,15 @@ def signature_of(key: str) -> Signature:
     return Signature(*(int(p[1:]) for p in parts))
 
 
-def tile_digest(latent: NDArray[np.uint16], lse: NDArray[np.uint32]) -> str:
-    """The first 128 bits of SHA-256 over a tile's encodings, `[16, 512]` and `[16]`."""
-    state = hashlib.sha256(np.ascontiguousarray(latent, "<u2").tobytes())
-    state.update(np.ascontiguousarray(lse, "<u4").tobytes())
-    return state.hexdigest()[:32]
+def tile_digest(latent: NDArray[np.uint16]) -> str:
+    """The first 128 bits of SHA-256 over a tile's encodings, `[16, 512]`, little-endian."""
+    return hashlib.sha256(np.ascontiguousarray(latent, "<u2").tobytes()).hexdigest()[:32]
 
 
-def digests_of(latent: NDArray[np.uint16], lse: NDArray[np.uint32]) -> tuple[tuple[str, ...], ...]:
-    """The digest of every (row, head tile) of `[batch, heads, 512]` and `[batch, heads]`."""
-    tiles = range(0, latent.shape[1], HEAD_TILE)
-    return tuple(
-        tuple(tile_digest(a[t : t + HEAD_TILE], b[t : t + HEAD_TILE]) for t in tiles)
-        for a, b in zip(latent, lse, strict=True)
-    )
+def digests_of(latent: NDArray[np.uint16]) -> tuple[tuple[str, ...], ...]:
+    """The digest of every (row, head tile) of `[batch, heads, 512]`."""
+    starts = range(0, latent.shape[1], HEAD_TILE)
+    return tuple(tuple(tile_digest(row[s : s + HEAD_TILE]) for s in starts) for row in latent)
 
 
 def recorded(case: Case, output: Output) -> RecordedCase:
@@ -161,7 +169,7 @@ def recorded(case: Case, output: Output) -> RecordedCase:
         unwritten=output.unwritten,
         strayed=output.strayed,
         rerun_differing=output.rerun.differing,
-        digests=digests_of(output.latent, output.lse),
+        digests=digests_of(output.latent),
     )
 
 
@@ -173,21 +181,18 @@ def arrays_of(case: Case, output: Output) -> dict[str, NDArray[Any]]:
     return kept
 
 
-def differing_tiles(
-    record: RecordedCase, latent: NDArray[np.uint16], lse: NDArray[np.uint32]
-) -> list[tuple[int, int]]:
-    """The (row, tile) whose digests differ from the recorded ones.
+def differing_tiles(record: RecordedCase, latent: NDArray[np.uint16]) -> list[tuple[int, int]]:
+    """The (row, tile) of `[batch, heads, 512]` whose digests differ from the recorded ones.
 
-    Raises ValueError when the recording has other rows or tiles than the arrays.
+    Raises ValueError when the recording has other rows or tiles than the array.
     """
-    found = digests_of(latent, lse)
-    shape, wanted = ([len(r) for r in rows] for rows in (found, record.digests))
+    found = digests_of(latent)
+    shape, wanted = ([len(row) for row in rows] for rows in (found, record.digests))
     if shape != wanted:
-        raise ValueError(f"record: {record.name} has tiles {wanted} a row, the arrays {shape}")
-    pairs = zip(found, record.digests, strict=True)
+        raise ValueError(f"record: {record.name} has tiles {wanted} a row, the array {shape}")
     return [
         (r, t)
-        for r, (ours, theirs) in enumerate(pairs)
+        for r, (ours, theirs) in enumerate(zip(found, record.digests, strict=True))
         for t, (a, b) in enumerate(zip(ours, theirs, strict=True))
         if a != b
     ]

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .cases import LATENT, Case
-from .compare import Comparison, compare_bits
+from sparse_mla_verify.cases import LATENT, Case
+from sparse_mla_verify.compare import Comparison, compare_bits
 
 GUARD_ROWS = 1  # rows after the last one decoded, in both outputs; nothing may write there
 

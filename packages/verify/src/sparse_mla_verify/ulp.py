@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .compare import values_of
+from sparse_mla_verify.compare import values_of
 
 # Fraction bits and least normal exponent, by the bytes of the encoding.
 _FORMATS = MappingProxyType({2: (7, -126), 4: (23, -126)})

@@ -1,0 +1,8 @@
+"""`python -m sparse_mla_verify`: the audit command."""
+
+import sys
+
+from sparse_mla_verify.audit import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""The audit command: decide every claim, live on a GPU or on a recording, and report.
+
+Exit status: 0 when all claims hold, 1 when one fails, 2 when none fails but one can't be decided.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import TimeElapsedColumn as Elapsed
+from rich.table import Table
+
+from sparse_mla_verify import claims, collect, recordings, report
+from sparse_mla_verify.cases import FAMILIES, Case, all_cases
+from sparse_mla_verify.evidence import Evidence
+from sparse_mla_verify.recordings import KERNEL, Recording
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; the exit status. `run` is the one when none is named."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] not in (*_COMMANDS, "-h", "--help"):
+        given.insert(0, "run")
+    options = _parser().parse_args(given)
+    command: Callable[[argparse.Namespace], int] = _COMMANDS[options.command]
+    return command(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sparse-mla-audit", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="decide every claim (the default)")
+    run.add_argument("--recording", type=Path, help="decide on this recording, GPU or not")
+    run.add_argument("--report", type=Path, default=Path("audit-report"), help="folder to write to")
+    run.add_argument("--json", action="store_true", help="print the result as JSON, no tables")
+    record = commands.add_parser("record", help="run on the GPU and write a recording")
+    record.add_argument("out", type=Path, help="the JSON file; arrays go into an npz beside it")
+    record.add_argument("--report", type=Path, help="folder to write a report to as well")
+    for command in (run, record):
+        command.add_argument("--families", type=_names, default=[], help="comma-separated names")
+        command.add_argument("--workers", type=int, help="processes of the reference (all cores)")
+    commands.add_parser("list", help="the claims and the case families")
+    figures = commands.add_parser("figures", help="the README's table, from a recording")
+    figures.add_argument("--recording", type=Path, help="another recording than the one shipped")
+    figures.add_argument("--workers", type=int)
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in FAMILIES]:
+        raise argparse.ArgumentTypeError(f"{unknown} are none of {', '.join(FAMILIES)}")
+    return names
+
+
+class _Bars:
+    """The collectors' progress as bars on the terminal."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def start(self, part: str, total: int) -> None:
+        self._tasks[part] = self._bars.add_task(part, total=total)
+
+    def advance(self, part: str, amount: int = 1) -> None:
+        self._bars.advance(self._tasks[part], amount)
+
+
+def _bars(console: Console) -> Progress:
+    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), Elapsed())
+    return Progress(*columns, console=console)
+
+
+def decide(evidence: Evidence) -> list[tuple[claims.Claim, claims.Verdict]]:
+    """Every claim with its verdict."""
+    return [(claim, claim.decide(evidence)) for claim in claims.all_claims()]
+
+
+def gather(options: argparse.Namespace, cases: Sequence[Case], console: Console) -> Evidence:
+    """Evidence from where the options and the machine allow."""
+    path = options.recording or (None if gpu_name() else recordings.shipped())
+    with _bars(console) as bars:
+        progress = _Bars(bars)
+        if path:
+            recording = recordings.load(path)
+            return collect.from_recording(recording, cases, progress, workers=options.workers)
+        if gpu_name():
+            return collect.from_gpu(cases, progress, workers=options.workers)[0]
+        return collect.from_nothing(cases, progress)
+
+
+def gpu_name() -> str | None:
+    """The GPU's name; None without one, or without PyTorch."""
+    try:
+        from sparse_mla_verify.gpu import device_name
+    except ImportError:
+        return None
+    return device_name()
+
+
+def _run(options: argparse.Namespace) -> int:
+    console = Console(stderr=options.json)
+    evidence = gather(options, all_cases(options.families), console)
+    results = decide(evidence)
+    if options.json:
+        print(json.dumps(report.plain(evidence, results), indent=1))
+    else:
+        report.print_report(console, evidence, results)
+    path = report.write_report(options.report, evidence, results)
+    return _close(console, results, f"report: {path}")
+
+
+def _close(
+    console: Console, results: Sequence[tuple[claims.Claim, claims.Verdict]], last: str
+) -> int:
+    statuses = [verdict.status for _, verdict in results]
+    counted = ", ".join(f"{statuses.count(s)} {s.value}" for s in claims.Status)
+    console.print(f"{len(statuses)} claims: {counted}; {last}", markup=False, highlight=False)
+    return claims.exit_status(verdict for _, verdict in results)
+
+
+def _record(options: argparse.Namespace) -> int:
+    console = Console()
+    if gpu_name() is None:
+        console.print("record needs an NVIDIA GPU and PyTorch with CUDA", style="red")
+        return 2
+    cases = all_cases(options.families)
+    with _bars(console) as bars:
+        evidence, recording = collect.from_gpu(cases, _Bars(bars), workers=options.workers)
+    results = decide(evidence)
+    report.print_report(console, evidence, results)
+    if options.report:
+        report.write_report(options.report, evidence, results)
+    # Written whatever came out: a failing run is evidence too.
+    recording.save(options.out)
+    return _close(console, results, f"recording: {options.out}")
+
+
+def _list(options: argparse.Namespace) -> int:
+    console = Console()
+    table = Table("claim", "stage", "decided by", "statement", title="Claims", title_justify="left")
+    for claim in claims.all_claims():
+        table.add_row(claim.name, claim.stage, claim.kind, claim.statement)
+    console.print(table)
+    table = Table("family", "cases", "tiles", "what", title="Families", title_justify="left")
+    for family in FAMILIES.values():
+        cases = family.build()
+        tiles = sum(case.tiles for case in cases)
+        table.add_row(family.name, str(len(cases)), f"{tiles:,}", family.about)
+    console.print(table)
+    return 0
+
+
+def _figures(options: argparse.Namespace) -> int:
+    path = options.recording or recordings.shipped()
+    if path is None:
+        print("there is no recording to take figures from", file=sys.stderr)
+        return 2
+    recording: Recording = recordings.load(path)
+    if recording.source != KERNEL:
+        print(f"{path} is not a recording of a kernel", file=sys.stderr)
+        return 2
+    with _bars(Console(stderr=True)) as bars:
+        evidence = collect.from_recording(
+            recording, all_cases(), _Bars(bars), workers=options.workers
+        )
+    results = {claim.name: verdict for claim, verdict in decide(evidence)}
+    print(report.figures_markdown(evidence, results), end="")
+    return 0
+
+
+_COMMANDS = {"run": _run, "record": _record, "list": _list, "figures": _figures}

@@ -1,0 +1,278 @@
+"""The claims: statements about the kernel, each with the function that decides it from evidence."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from sparse_mla_verify.cases import NAN_BYTE, Case
+from sparse_mla_verify.compare import values_of
+from sparse_mla_verify.evidence import CaseEvidence, Evidence
+from sparse_mla_verify.runs import GUARD_ROWS, POISONS
+from sparse_mla_verify.structure import CHECKS as STRUCTURE
+
+NEGATIVE_INFINITY = 0xFF800000  # FP32
+
+
+class Status(Enum):
+    """How a claim came out."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A status with the figures it rests on, and what a reader must see when it isn't a pass."""
+
+    status: Status
+    figures: str
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement, the stage it speaks of, what kind of evidence decides it, and how."""
+
+    name: str
+    statement: str
+    stage: str
+    kind: str
+    decide: Callable[[Evidence], Verdict]
+
+
+_CLAIMS: list[Claim] = []
+
+
+def claim(
+    stage: str, kind: str
+) -> Callable[[Callable[[Evidence], Verdict]], Callable[..., Verdict]]:
+    """Register a function as a claim of its own name; its docstring is the statement."""
+
+    def register(decide: Callable[[Evidence], Verdict]) -> Callable[..., Verdict]:
+        statement = " ".join((decide.__doc__ or "").split())
+        name = decide.__name__.replace("_", "-")
+        _CLAIMS.append(Claim(name, statement, stage, kind, decide))
+        return decide
+
+    return register
+
+
+def all_claims() -> tuple[Claim, ...]:
+    """The claims in the order of reports."""
+    return (*_CLAIMS, *map(_structural, STRUCTURE))
+
+
+def _undecided(why: str) -> Verdict:
+    return Verdict(Status.UNDECIDED, why)
+
+
+def _decided(ok: bool, figures: str, details: Iterable[str] = ()) -> Verdict:
+    return Verdict(Status.PASS if ok else Status.FAIL, figures, () if ok else tuple(details))
+
+
+def _over_cases(
+    evidence: Evidence,
+    wrong: Callable[[CaseEvidence], int],
+    total: Callable[[CaseEvidence], int],
+    unit: str,
+) -> Verdict:
+    """A count that must be zero over all cases. A stale recording leaves a pass undecided."""
+    if not evidence.cases:
+        return _undecided("no run and no recording to decide from")
+    bad = sum(wrong(c) for c in evidence.cases)
+    size = sum(total(c) for c in evidence.cases)
+    details = [d for c in evidence.cases if wrong(c) for d in (c.details or (c.case.name,))]
+    verdict = _decided(bad == 0 and size > 0, f"{bad:,} of {size:,} {unit}", details[:10])
+    if verdict.status is Status.PASS and evidence.stale:
+        stale = ", ".join(evidence.stale[:5])
+        return _undecided(f"{verdict.figures}; {len(evidence.stale)} cases not recorded: {stale}")
+    return verdict
+
+
+def _outputs(c: CaseEvidence) -> int:
+    return c.latent.size + c.lse.size
+
+
+@claim("decode", "bit-exact")
+def latent_bits(evidence: Evidence) -> Verdict:
+    """Every bit of every latent row is the one that the reference predicts."""
+    elements = sum(c.latent.size for c in evidence.cases)
+    unit = f"(row, 16 heads) tiles differ; {elements:,} BF16 elements"
+    return _over_cases(evidence, lambda c: c.tiles_differing, lambda c: c.case.tiles, unit)
+
+
+@claim("lse", "bit-exact")
+def lse_bits(evidence: Evidence) -> Verdict:
+    """Every bit of every log-sum-exp is the one that the reference predicts."""
+    return _over_cases(
+        evidence, lambda c: c.lse_differing, lambda c: c.lse.size, "FP32 elements differ"
+    )
+
+
+@claim("decode", "bounded")
+def error_bounds(evidence: Evidence) -> Verdict:
+    """Every element is as close to the exact answer as the bound derived for it says."""
+    worst = max((c.assessment.bounds.worst_share for c in evidence.cases), default=0.0)
+    free = sum(c.assessment.bounds.unbounded for c in evidence.cases)
+    unit = f"elements outside; the closest uses {worst:.0%} of its bound; {free:,} have none"
+    if evidence.cases and free == sum(c.assessment.bounds.elements for c in evidence.cases):
+        return _undecided("no element has a finite bound")
+    first = [d for c in evidence.cases for d in c.assessment.bounds.first]
+    verdict = _over_cases(
+        evidence,
+        lambda c: c.assessment.bounds.outside,
+        lambda c: c.assessment.bounds.elements,
+        unit,
+    )
+    return Verdict(verdict.status, verdict.figures, tuple(first[:10]) or verdict.details)
+
+
+@claim("decode", "bit-exact")
+def all_written(evidence: Evidence) -> Verdict:
+    """Every element of the used rows and heads is written, over NaN and over finite poison."""
+    return _over_cases(evidence, lambda c: c.unwritten, _outputs, "elements keep both poisons")
+
+
+@claim("decode", "bit-exact")
+def nothing_else_written(evidence: Evidence) -> Verdict:
+    """Nothing is written past the rows and heads that are used."""
+    return _over_cases(evidence, lambda c: c.strayed, _outside, "elements past them changed")
+
+
+def _outside(c: CaseEvidence) -> int:
+    """Elements of the buffers that must stay as they are, over all runs of a case."""
+    held = sum(part[0].size for part in (c.latent, c.lse)) // c.case.heads
+    rows = (c.case.batch + GUARD_ROWS) * c.case.padded - c.case.batch * c.case.heads
+    return len(POISONS) * rows * held
+
+
+@claim("decode", "bit-exact")
+def run_to_run(evidence: Evidence) -> Verdict:
+    """Two runs over different poison give the same bits."""
+    return _over_cases(evidence, lambda c: c.rerun_differing, _outputs, "elements differ")
+
+
+@claim("decode", "bit-exact")
+def empty_rows(evidence: Evidence) -> Verdict:
+    """A row with no keys, or with masked ids alone, is +0 with an LSE of minus infinity."""
+
+    def wrong(c: CaseEvidence) -> int:
+        rows = [r for r in range(c.case.batch) if not _used_keys(c.case, r).size]
+        return int(np.sum(c.latent[rows] != 0) + np.sum(c.lse[rows] != NEGATIVE_INFINITY))
+
+    def total(c: CaseEvidence) -> int:
+        rows = [r for r in range(c.case.batch) if not _used_keys(c.case, r).size]
+        return len(rows) * (c.latent[0].size + c.lse[0].size)
+
+    return _over_cases(evidence, wrong, total, "elements of such rows differ from that")
+
+
+@claim("decode", "bit-exact")
+def nan_reach(evidence: Evidence) -> Verdict:
+    """A NaN in a used key or query makes NaN of exactly the heads that it reaches."""
+
+    def wrong(c: CaseEvidence) -> int:
+        reached = _reached_by_nan(c.case)
+        latent, lse = np.isnan(values_of(c.latent)), np.isnan(values_of(c.lse))
+        return int(np.sum(latent != reached[..., None]) + np.sum(lse != reached))
+
+    return _over_cases(evidence, wrong, _outputs, "elements are NaN or not against that")
+
+
+def _used_keys(case: Case, row: int) -> np.ndarray:
+    """The ids of a row that count and lie inside the cache."""
+    ids = case.rows[row, : case.counts[row]]
+    return np.asarray(ids[(ids >= 0) & (ids < len(case.kv))])
+
+
+def _reached_by_nan(case: Case) -> np.ndarray:
+    """Which `[batch, heads]` a NaN in a used key or the query reaches; a row needs a key."""
+    reached = np.zeros((case.batch, case.heads), bool)
+    for row in range(case.batch):
+        ids = _used_keys(case, row)
+        if ids.size:
+            query = np.any(case.query[row, : case.heads] & 0x7F == NAN_BYTE, axis=-1)
+            reached[row] = query | np.any(case.kv[ids] & 0x7F == NAN_BYTE)
+    return reached
+
+
+# Checks on a GPU, live or recorded
+
+
+def _check(evidence: Evidence, name: str) -> Verdict:
+    check = evidence.checks.get(name)
+    if check is None:
+        return _undecided("neither run nor recorded")
+    figures = f"{check.differing:,} of {check.elements:,} elements differ"
+    return _decided(check.same, figures, [check.first])
+
+
+@claim("schedule", "bit-exact")
+def batch_independence(evidence: Evidence) -> Verdict:
+    """A row alone gives the same bits as in a batch of 64."""
+    return _check(evidence, "batch-independence")
+
+
+@claim("launch", "bit-exact")
+def graph_replay(evidence: Evidence) -> Verdict:
+    """A CUDA graph replayed 100 times gives the same bits each time."""
+    return _check(evidence, "graph-replay")
+
+
+@claim("launch", "bit-exact")
+def runs_agree(evidence: Evidence) -> Verdict:
+    """100 launches back to back give the same bits."""
+    return _check(evidence, "runs-agree")
+
+
+@claim("gather", "bit-exact")
+def far_rows(evidence: Evidence) -> Verdict:
+    """Cache rows on both sides of 2^31 bytes are read where they are."""
+    return _check(evidence, "far-rows")
+
+
+@claim("launch", "bit-exact")
+def dependent_launches(evidence: Evidence) -> Verdict:
+    """Under PDL a kernel sees all that the kernel just before it wrote."""
+    return _check(evidence, "dependent-launches")
+
+
+# The code
+
+
+@claim("compile", "structural")
+def same_code(evidence: Evidence) -> Verdict:
+    """Today's source compiles to the very cubins that gave these results."""
+    if not evidence.cubins or not evidence.compiled:
+        return _undecided("; ".join(evidence.notes) or "nothing was compiled or recorded")
+    if evidence.compiler != (recorded := evidence.host.dsl if evidence.host else ""):
+        return _undecided(f"compiled by DSL {evidence.compiler} here, by {recorded} there")
+    other = [key for key, sha in evidence.cubins.items() if evidence.compiled.get(key) != sha]
+    figures = f"{len(other)} of {len(evidence.cubins)} cubins differ"
+    return _decided(not other, figures, [f"{key}: another cubin" for key in other[:10]])
+
+
+def _structural(name: str) -> Claim:
+    def decide(evidence: Evidence) -> Verdict:
+        found = {key: f[name] for key, f in evidence.findings.items() if name in f}
+        if not found:
+            return _undecided("; ".join(evidence.notes) or "nothing was compiled")
+        wrong = [f"{key}: {finding.reason}" for key, finding in found.items() if not finding.ok]
+        reason = next(iter(found.values())).reason
+        return _decided(
+            not wrong, f"{len(found) - len(wrong)} of {len(found)}: {reason}", wrong[:10]
+        )
+
+    statement = " ".join((STRUCTURE[name].__doc__ or "").split("\n\n")[0].split())
+    return Claim(name, statement, "code", "structural", decide)
+
+
+def exit_status(verdicts: Iterable[Verdict]) -> int:
+    """0 when every claim holds, 1 when one fails, 2 when none fails but one is undecided."""
+    statuses = {verdict.status for verdict in verdicts}
+    if Status.FAIL in statuses:
+        return 1
+    return 2 if Status.UNDECIDED in statuses or not statuses else 0

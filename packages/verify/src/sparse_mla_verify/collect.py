@@ -1,0 +1,220 @@
+"""Gathering evidence: from the GPU that is there, or from a recording of one."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
+from typing import Protocol
+
+import numpy as np
+
+from sparse_mla_verify.cases import Case, Signature
+from sparse_mla_verify.evidence import (
+    LIVE,
+    RECORDED,
+    Evidence,
+    live_case,
+    recorded_case,
+    run_cases,
+    split_stale,
+)
+from sparse_mla_verify.predict import assess_all
+from sparse_mla_verify.recordings import (
+    KERNEL,
+    Recording,
+    arrays_of,
+    recorded,
+    signature_of,
+)
+from sparse_mla_verify.structure import CHECKS, Artifact, Code, Finding
+
+
+class Progress(Protocol):
+    """Told of the work's parts: how much there is of each, and when a piece of it is done."""
+
+    def start(self, part: str, total: int) -> None:
+        """A part begins."""
+
+    def advance(self, part: str, amount: int = 1) -> None:
+        """Some of a part is done."""
+
+
+class Hashed(Artifact, Protocol):
+    """An artifact that knows the SHA-256 of its cubin."""
+
+    @property
+    def sha256(self) -> str:
+        """In hex."""
+
+
+Compile = Callable[[Signature, str], Hashed]  # signature, architecture
+
+
+def from_gpu(
+    cases: Sequence[Case], progress: Progress, *, workers: int | None = None
+) -> tuple[Evidence, Recording]:
+    """Run all cases and checks on the GPU, then predict them; also as a recording.
+
+    The kernel runs before the reference does, lest recycled memory hold the answer.
+    """
+    from sparse_mla_verify import gpu, live
+
+    runner = gpu.GpuRunner()
+    progress.start("kernel", len(cases))
+    outputs = run_cases(runner, cases, lambda name: progress.advance("kernel"))
+    progress.start("live checks", len(live.CHECKS))
+    checks = {}
+    for name, check in live.CHECKS.items():
+        checks[name] = check()
+        progress.advance("live checks")
+    host = gpu.host()
+    found = {name: (o.latent, o.lse) for name, o in outputs.items()}
+    progress.start("reference", sum(case.tiles for case in cases))
+    assessed = assess_all(
+        cases,
+        found,
+        machine=machine_of(host.arch),
+        workers=workers,
+        advance=lambda case, tiles: progress.advance("reference", tiles),
+    )
+    ran = runner.artifacts
+    compiled, notes = _compile_all(map(signature_of, ran), host.arch, progress)
+    findings, more = _inspect_all(ran)
+    cubins = {key: artifact.sha256 for key, artifact in ran.items()}
+    evidence = Evidence(
+        source=LIVE,
+        host=host,
+        cases=tuple(live_case(c, outputs[c.name], assessed[c.name]) for c in cases),
+        checks=checks,
+        cubins=cubins,
+        compiled={key: artifact.sha256 for key, artifact in compiled.items()},
+        compiler=dsl_version(),
+        findings=findings,
+        notes=(*notes, *more),
+    )
+    recording = Recording(
+        source=KERNEL,
+        host=host,
+        cubins=cubins,
+        cases=tuple(recorded(case, outputs[case.name]) for case in cases),
+        checks=tuple(checks.values()),
+        arrays={k: v for case in cases for k, v in arrays_of(case, outputs[case.name]).items()},
+    )
+    return evidence, recording
+
+
+def from_recording(
+    recording: Recording,
+    cases: Sequence[Case],
+    progress: Progress,
+    *,
+    workers: int | None = None,
+) -> Evidence:
+    """Hold a recording against the reference, and today's source against its cubins."""
+    paired, stale = split_stale(cases, recording)
+    progress.start("reference", sum(case.tiles for case, _ in paired))
+    assessed = assess_all(
+        [case for case, _ in paired],
+        _kept(recording, [case for case, _ in paired]),
+        machine=machine_of(recording.host.arch),
+        workers=workers,
+        advance=lambda case, tiles: progress.advance("reference", tiles),
+    )
+    needed = sorted({case.signature.key for case in cases} & set(recording.cubins))
+    compiled, notes = _compile_all(map(signature_of, needed), recording.host.arch, progress)
+    findings, more = _inspect_all(compiled)
+    return Evidence(
+        source=RECORDED,
+        host=recording.host,
+        cases=tuple(
+            recorded_case(case, record, recording.arrays, assessed[case.name])
+            for case, record in paired
+        ),
+        checks={check.name: check for check in recording.checks},
+        cubins={key: recording.cubins[key] for key in needed},
+        compiled={key: artifact.sha256 for key, artifact in compiled.items()},
+        compiler=dsl_version(),
+        findings=findings,
+        stale=stale,
+        notes=(*notes, *more),
+    )
+
+
+def from_nothing(cases: Sequence[Case], progress: Progress) -> Evidence:
+    """Neither a GPU nor a recording: what the compiled code alone can say."""
+    signatures = sorted({case.signature for case in cases})
+    compiled, notes = _compile_all(signatures, "sm_90", progress)
+    findings, more = _inspect_all(compiled)
+    return Evidence(
+        source="compiled",
+        host=None,
+        cases=(),
+        checks={},
+        cubins={},
+        compiled={key: artifact.sha256 for key, artifact in compiled.items()},
+        compiler=dsl_version(),
+        findings=findings,
+        notes=(*notes, *more),
+    )
+
+
+def machine_of(arch: str) -> str:
+    """The reference's machine for an architecture, by name: `sm_90` is `SM90`."""
+    return arch.upper().replace("_", "")
+
+
+def dsl_version() -> str:
+    """The DSL's version, or "" where it isn't installed."""
+    try:
+        return metadata.version("nvidia-cutlass-dsl")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _kept(recording: Recording, cases: Sequence[Case]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The cases whose bits the recording holds whole."""
+    arrays = recording.arrays
+    names = [case.name for case in cases if f"{case.name}/latent" in arrays]
+    return {name: (arrays[f"{name}/latent"], arrays[f"{name}/lse"]) for name in names}
+
+
+@functools.cache
+def cross_compiled(signature: Signature, arch: str) -> Hashed:
+    """Today's source compiled for a signature; once a process."""
+    from sparse_mla_kernel import cross_compile
+
+    artifact: Hashed = cross_compile(
+        signature.batch, signature.heads, signature.padded, signature.width, signature.cap, arch
+    )
+    return artifact
+
+
+def _compile_all(
+    signatures: Iterable[Signature], arch: str, progress: Progress
+) -> tuple[dict[str, Hashed], tuple[str, ...]]:
+    wanted = list(signatures)
+    progress.start("compile", len(wanted))
+    compiled = {}
+    for signature in wanted:
+        try:
+            compiled[signature.key] = cross_compiled(signature, f"{arch}a")
+        except ImportError as missing:
+            return {}, (f"the kernel package can't be imported: {missing}",)
+        progress.advance("compile")
+    return compiled, ()
+
+
+def _inspect_all(
+    artifacts: Mapping[str, Artifact],
+) -> tuple[dict[str, dict[str, Finding]], tuple[str, ...]]:
+    """Every structural check on every artifact; those that need a missing tool are left out."""
+    findings: dict[str, dict[str, Finding]] = {}
+    notes = set()
+    for key, artifact in artifacts.items():
+        code = Code(artifact)
+        findings[key] = {}
+        for name, check in CHECKS.items():
+            try:
+                findings[key][name] = check(code)
+            except FileNotFoundError as missing:
+                notes.add(str(missing))
+    return findings, tuple(sorted(notes))

@@ -1,0 +1,247 @@
+"""Reports of an audit: the terminal's tables, JSON, and one self-contained HTML page."""
+
+import base64
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sparse_mla_verify.claims import Claim, Status, Verdict, exit_status
+from sparse_mla_verify.evidence import CaseEvidence, Evidence
+from sparse_mla_verify.ulp import UlpErrors, bin_labels
+
+Results = Sequence[tuple[Claim, Verdict]]
+
+_STYLES = {Status.PASS: "green", Status.FAIL: "bold red", Status.UNDECIDED: "yellow"}
+_TEMPLATE = Path(__file__).parent / "data" / "report.html.j2"
+
+
+@dataclass(frozen=True)
+class FamilyFigures:
+    """A family's results in one line."""
+
+    name: str
+    cases: int
+    tiles: int
+    tiles_differing: int
+    lse_differing: int
+    latent_errors: UlpErrors
+    lse_errors: UlpErrors
+    outside_bound: int
+    worst_share: float
+
+
+def family_figures(evidence: Evidence) -> list[FamilyFigures]:
+    """The figures of every family, in the order of the cases."""
+    grouped: dict[str, list[CaseEvidence]] = {}
+    for case in evidence.cases:
+        grouped.setdefault(case.case.family, []).append(case)
+    return [_figures(name, group) for name, group in grouped.items()]
+
+
+def _figures(name: str, group: Sequence[CaseEvidence]) -> FamilyFigures:
+    assessed = [c.assessment for c in group]
+    return FamilyFigures(
+        name=name,
+        cases=len(group),
+        tiles=sum(c.case.tiles for c in group),
+        tiles_differing=sum(c.tiles_differing for c in group),
+        lse_differing=sum(c.lse_differing for c in group),
+        latent_errors=sum((a.latent_errors for a in assessed), UlpErrors()),
+        lse_errors=sum((a.lse_errors for a in assessed), UlpErrors()),
+        outside_bound=sum(a.bounds.outside for a in assessed),
+        worst_share=max(a.bounds.worst_share for a in assessed),
+    )
+
+
+def source_line(evidence: Evidence) -> str:
+    """Where the kernel's bits come from, in words."""
+    host = evidence.host
+    if host is None:
+        return "no GPU and no recording: the compiled code alone"
+    where = f"{host.gpu}, driver {host.driver}, CUDA {host.cuda}, DSL {host.dsl}"
+    if evidence.source == "live":
+        return f"run on this machine: {where}"
+    return f"recorded on {host.date}: {where}"
+
+
+# The terminal
+
+
+def print_report(console: Console, evidence: Evidence, results: Results) -> None:
+    """The claims, the families and the histogram."""
+    console.print(claims_table(results))
+    for name, verdict in ((c.name, v) for c, v in results if v.status is not Status.PASS):
+        for detail in verdict.details:
+            console.print(f"{name}: {detail}", style=_STYLES[verdict.status], markup=False)
+    families = family_figures(evidence)
+    if families:
+        console.print(families_table(families))
+        console.print(histogram_table(sum((f.latent_errors for f in families), UlpErrors())))
+    console.print(f"Source: {source_line(evidence)}", markup=False)
+
+
+def claims_table(results: Results) -> Table:
+    """A line for each claim."""
+    table = Table(title="Claims", title_justify="left", expand=False)
+    for column in ("", "claim", "figures"):
+        table.add_column(column, overflow="fold")
+    for claim, verdict in results:
+        style = _STYLES[verdict.status]
+        text = f"[bold]{claim.name}[/bold]\n{claim.statement}"
+        table.add_row(f"[{style}]{verdict.status.value}[/{style}]", text, verdict.figures)
+    return table
+
+
+def families_table(families: Sequence[FamilyFigures]) -> Table:
+    """A line for each family of cases."""
+    table = Table(title="Families (errors against the exact answer)", title_justify="left")
+    table.add_column("family")
+    numbers = ("cases", "tiles", "differ", "<= 0.5 ULP", "mean", "worst", "of bound")
+    for column in numbers:
+        table.add_column(column, justify="right")
+    for f in families:
+        e = f.latent_errors
+        correct = e.counts[0] / max(1, sum(e.counts))
+        table.add_row(
+            f.name,
+            str(f.cases),
+            f"{f.tiles:,}",
+            str(f.tiles_differing),
+            f"{correct:.1%}",
+            f"{e.mean:.2f}",
+            f"{e.worst:.3g}",
+            f"{f.worst_share:.0%}",
+        )
+    return table
+
+
+def histogram_table(errors: UlpErrors) -> Table:
+    """Latent errors in BF16 ULP, with bars."""
+    table = Table(title="Latent errors in BF16 ULP, all families", title_justify="left")
+    for column in ("ULP", "elements", "share", ""):
+        table.add_column(column, justify="left" if column == "" else "right")
+    total = max(1, errors.elements)
+    named = [*zip(bin_labels(), errors.counts, strict=True)]
+    named += [("same NaN or inf", errors.matched), ("unordered", errors.unordered)]
+    for label, count in named:
+        bar = "█" * round(40 * count / total)
+        table.add_row(label, f"{count:,}", f"{count / total:.3%}", bar)
+    return table
+
+
+# Files
+
+
+def write_report(folder: Path, evidence: Evidence, results: Results) -> Path:
+    """Write `report.json` and `report.html` into a folder, made if need be; the HTML's path."""
+    from jinja2 import Environment
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(plain(evidence, results), indent=1) + "\n")
+    families = family_figures(evidence)
+    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+        _TEMPLATE.read_text()
+    )
+    path = folder / "report.html"
+    path.write_text(
+        page.render(
+            source=source_line(evidence),
+            results=results,
+            evidence=evidence,
+            families=families,
+            labels=bin_labels(),
+            plot=_plot(families) if families else "",
+            counts={s.value: sum(v.status is s for _, v in results) for s in Status},
+        )
+    )
+    return path
+
+
+def plain(evidence: Evidence, results: Results) -> dict[str, Any]:
+    """An audit as JSON holds it."""
+    return {
+        "exit_status": exit_status(v for _, v in results),
+        "source": evidence.source,
+        "host": asdict(evidence.host) if evidence.host else None,
+        "claims": [
+            {
+                "name": claim.name,
+                "statement": claim.statement,
+                "stage": claim.stage,
+                "kind": claim.kind,
+                "status": verdict.status.value,
+                "figures": verdict.figures,
+                "details": list(verdict.details),
+            }
+            for claim, verdict in results
+        ],
+        "families": [asdict(f) for f in family_figures(evidence)],
+        "cubins": dict(evidence.cubins),
+        "notes": list(evidence.notes),
+    }
+
+
+def _plot(families: Sequence[FamilyFigures]) -> str:
+    """A histogram of the latents' errors per family, as the base64 of an SVG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    labels = bin_labels()
+    with mpl.rc_context({"svg.hashsalt": "audit", "font.size": 9}):
+        figure, axes = plt.subplots(figsize=(8, 0.34 * len(families) + 1.2), layout="constrained")
+        left = [0.0] * len(families)
+        names = [f.name for f in families]
+        colors = mpl.colormaps["viridis"]
+        for k, label in enumerate(labels):
+            share = [_share(f.latent_errors, k) for f in families]
+            axes.barh(names, share, left=left, label=label, color=colors(k / (len(labels) - 1)))
+            left = [a + b for a, b in zip(left, share, strict=True)]
+        axes.set(xlabel="share of latent elements, by error in BF16 ULP", xlim=(0, 1))
+        axes.invert_yaxis()
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        plt.close(figure)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _share(errors: UlpErrors, bin_index: int) -> float:
+    return errors.counts[bin_index] / max(1, sum(errors.counts))
+
+
+# The README's table
+
+
+def figures_markdown(evidence: Evidence, results: Mapping[str, Verdict]) -> str:
+    """What was verified, as the README's table: from a recording's evidence, never by hand."""
+    families = family_figures(evidence)
+    tiles = sum(f.tiles for f in families)
+    latent = sum((f.latent_errors for f in families), UlpErrors())
+    checked = sum(c.assessment.bounds.elements for c in evidence.cases)
+    outside = sum(f.outside_bound for f in families)
+    rows = [
+        ("case families, cases", f"{len(families)}, {len(evidence.cases)}"),
+        ("(row, 16 heads) tiles", f"{tiles:,}"),
+        ("BF16 elements that differ in any bit", _of(results["latent-bits"], latent.elements)),
+        ("FP32 LSEs that differ in any bit", results["lse-bits"].figures.split(" FP32")[0]),
+        ("elements outside their derived bound", f"{outside:,} of {checked:,}"),
+        ("latents within half a BF16 ULP of exact", f"{latent.counts[0] / latent.elements:.1%}"),
+    ]
+    rows += [
+        (c.about.rstrip("."), f"{c.differing:,} of {c.elements:,} differ")
+        for c in evidence.checks.values()
+    ]
+    lines = ["| what | result |", "|---|---|", *(f"| {what} | {figure} |" for what, figure in rows)]
+    return f"{source_line(evidence).capitalize()}.\n\n" + "\n".join(lines) + "\n"
+
+
+def _of(verdict: Verdict, elements: int) -> str:
+    return f"0 of {elements:,}" if verdict.status is Status.PASS else verdict.figures

@@ -1,0 +1,56 @@
+"""A short run of the kernel alone, for compute-sanitizer: `python -m sparse_mla_verify.sanitize`.
+
+    for tool in memcheck racecheck synccheck; do
+      compute-sanitizer --tool $tool --error-exitcode 9 python -m sparse_mla_verify.sanitize
+    done
+
+Few rows of each kind: a row over several chunks, masked ids, no keys, fewer heads than the buffers
+hold. Nothing is compared; that is the audit's work.
+"""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from sparse_mla_verify.cases import Case, all_cases
+
+# Case -> the rows of it that run.
+ROWS = {
+    "counts/edges": (0, 1, 3, 6, 12, 14),
+    "invalid-ids/places": (0, 5, 10, 15, 19, 23, 24, 25),
+    "padded-heads/mailbox": (0, 2, 3),
+    "nan-used/keys-and-query": (0, 2),
+    "head-counts/32": (0, 3),
+    "rising-max/every-chunk": (0,),
+}
+
+
+def short_cases() -> list[Case]:
+    """The rows of `ROWS`, as cases of their own."""
+    chosen = all_cases(sorted({name.split("/")[0] for name in ROWS}))
+    return [_rows_of(case, ROWS[case.name]) for case in chosen if case.name in ROWS]
+
+
+def _rows_of(case: Case, rows: tuple[int, ...]) -> Case:
+    pick = np.array(rows)
+    return replace(case, query=case.query[pick], rows=case.rows[pick], valid=case.valid[pick])
+
+
+def main() -> int:
+    """Run every short case once; 0 when all ran, 2 without a GPU."""
+    from sparse_mla_verify.gpu import GpuRunner, device_name
+    from sparse_mla_verify.runs import poisoned
+
+    if device_name() is None:
+        print("no GPU", file=sys.stderr)
+        return 2
+    runner = GpuRunner()
+    for case in short_cases():
+        runner(case, *poisoned(case, "NaN"))
+        print(f"{case.name}: {case.tiles} tiles ran", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
