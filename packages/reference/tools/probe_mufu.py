@@ -1,8 +1,9 @@
 """Record what an NVIDIA GPU's special-function unit (MUFU) returns.
 
-    python probe_mufu.py OUT_DIR
+    python probe_mufu.py OUT_DIR              # on a machine with the GPU
+    python probe_mufu.py OUT_DIR --condense   # anywhere: OUT_DIR/condensed, as kept in tests/data
 
-Needs a GPU, CuPy and numpy; takes under a minute on an H200. Writes five files:
+Recording needs a GPU, CuPy and numpy; takes under a minute on an H200. Writes five files:
 
 * ``mufu_meta.json``: GPU, driver, versions, hash of the cubin, layout of the rest;
 * ``mufu_probe.cubin``: the code that ran, so that its SASS can be read anywhere;
@@ -12,18 +13,22 @@ Needs a GPU, CuPy and numpy; takes under a minute on an H200. Writes five files:
   difference-coded, and the inputs where rcp and rsqrt leave their scaling law;
 * ``mufu_div.npz``: ``div`` forms on pseudo-random operand pairs.
 
+Condensing keeps the tables that `fit_mufu` needs and hashes of everything else: for each sign and
+exponent, of all 2^23 mantissas (``NAME``) and of the 256 samples (``NAME_samples``); for ``div``,
+of each 2^17 pairs of a family.
+
 Nothing recorded depends on a host's libm: all of it is raw encodings and integer hashes.
 ``unpack`` reads the coded arrays back; ``block_hashes`` is the hash for a model's results.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import lzma
 import platform
 import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -169,6 +174,11 @@ def block_hashes(results: np.ndarray) -> np.ndarray:
 def row_hashes(blocks: np.ndarray) -> np.ndarray:
     """Block hashes (a multiple of 64) combined into one per sign and exponent, as uint64."""
     return np.asarray(blocks.reshape(-1, 64) @ hash_weights(64))
+
+
+def sample_hashes(results: np.ndarray) -> np.ndarray:
+    """Hash of the 256 sampled results of each sign and exponent: uint32 [512, 256] to uint64."""
+    return np.asarray(results.astype(np.uint64) @ hash_weights(256))
 
 
 def sample_mantissas() -> np.ndarray:
@@ -396,6 +406,32 @@ def record(gpu: Any, out: Path) -> None:
         say(f"{path.name}: {path.stat().st_size:,} bytes")
 
 
+FITTED = {"rcp": (0,), "rsqrt": (0, 1), "sqrt": (0, 1), "lg2": (0,)}
+
+
+def condense(out: Path) -> None:
+    """Write ``condensed/``, the small form of what `record` wrote under `out`."""
+    kept = out / "condensed"
+    kept.mkdir(exist_ok=True)
+    meta = json.loads((out / "mufu_meta.json").read_text())
+    gpu = meta["gpu"].split()[-1].lower()
+    (kept / f"mufu_{gpu}.json").write_text(json.dumps(meta, indent=1) + "\n")
+    full, tables = np.load(out / "mufu_hashes.npz"), np.load(out / "mufu_tables.npz")
+    hashes: dict[str, np.ndarray] = {}
+    for op in UNARY:
+        hashes[op] = row_hashes(full[f"{op}_hashes"])
+        hashes[f"{op}_samples"] = sample_hashes(full[f"{op}_samples"])
+    quotients = np.load(out / "mufu_div.npz")
+    for family in DIV_FAMILIES:
+        near = rounded_quotient(*div_operands(family))
+        for op in BINARY:
+            hashes[f"{op}_{family}"] = block_hashes(unpack(quotients[f"{op}_{family}"]) + near)
+    np.savez(kept / f"mufu_hashes_{gpu}.npz", **hashes)
+    for op, exponents in FITTED.items():
+        chosen = {f"exponent_{e}": tables[f"{op}_ftz_{e}"] for e in exponents}
+        np.savez(kept / f"mufu_{op}_{gpu}.npz", **chosen)
+
+
 def _save_split(out: Path, stem: str, arrays: dict[str, np.ndarray]) -> None:
     """Save `arrays` as one npz, or as two of about half the size if it would pass 14 MiB."""
     total = sum(a.nbytes for a in arrays.values())
@@ -410,12 +446,15 @@ def _save_split(out: Path, stem: str, arrays: dict[str, np.ndarray]) -> None:
 
 
 def main() -> None:
-    """Record into the folder that the command line names."""
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    out = Path(sys.argv[1])
-    out.mkdir(parents=True, exist_ok=True)
-    record(Gpu(out), out)
+    """Record into the folder that the command line names, and condense it."""
+    parser = argparse.ArgumentParser(description="Record what a GPU's MUFU returns.")
+    parser.add_argument("out", type=Path, metavar="OUT_DIR")
+    parser.add_argument("--condense", action="store_true", help="condense an earlier recording")
+    args = parser.parse_args()
+    if not args.condense:
+        args.out.mkdir(parents=True, exist_ok=True)
+        record(Gpu(args.out), args.out)
+    condense(args.out)
 
 
 if __name__ == "__main__":
