@@ -148,6 +148,7 @@ def as_float64(x: NDArray[Any]) -> NDArray[np.float64]:
 
 
 @cache
+@np.errstate(over="ignore")  # the codes of infinity and NaN, replaced below
 def value_table(form: Format) -> NDArray[np.float32]:
     """Values of all encodings in code order, float32, read-only."""
     code = np.arange(1 << form.bits)

@@ -6,6 +6,7 @@
 32.0
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -51,9 +52,10 @@ def mma(
     c = float32.as_float32("c", c)
     batch = _check_shapes(a, b, c, model)
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
-    a = np.broadcast_to(a, (*batch, m, k)).reshape(-1, m, k)
-    b = np.broadcast_to(b, (*batch, k, n)).reshape(-1, k, n)
-    d = np.broadcast_to(c, (*batch, m, n)).reshape(-1, m, n).copy()
+    count = math.prod(batch)
+    a = np.broadcast_to(a, (*batch, m, k)).reshape(count, m, k)
+    b = np.broadcast_to(b, (*batch, k, n)).reshape(count, k, n)
+    d = np.broadcast_to(c, (*batch, m, n)).reshape(count, m, n).copy()
     for tile in _tiles(*d.shape):
         d[tile] = _chain(a[tile], b[tile[0]], d[tile], model)
     return float32.canonical(d.reshape(*batch, m, n))

@@ -1,0 +1,74 @@
+"""FMA and float32 arithmetic against rationals."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparse_mla_reference import float32, fma
+
+FLOATS = st.floats(width=32, allow_nan=False, min_value=-(2.0**60), max_value=2.0**60)
+
+
+def bits(x) -> int:
+    return int(np.asarray(x, np.float32).view(np.uint32))
+
+
+@settings(max_examples=1500, deadline=None, derandomize=True)
+@given(FLOATS, FLOATS, FLOATS)
+def test_fma_is_rounded_once(exact_fma, a, b, c):
+    assert bits(fma(*np.float32([a, b, c]))) == bits(exact_fma(a, b, c))
+
+
+def test_fma_near_ties(exact_fma):
+    """a b is below half an ulp of c by k^2 2^-70, which a float64 sum loses: it sees a tie."""
+    rng = np.random.default_rng(2)
+    k = rng.integers(1, 300, 2000) * 2.0**-23
+    a, b = ((1 + k) * 2.0**-12).astype(np.float32), ((1 - k) * 2.0**-12).astype(np.float32)
+    c = (1 + rng.integers(0, 1 << 22, 2000) * 2.0**-23).astype(np.float32)
+    by_cast = (a.astype(np.float64) * b + c).astype(np.float32)
+    expected = np.array([exact_fma(*xyz) for xyz in zip(a, b, c, strict=True)], np.float32)
+    np.testing.assert_array_equal(fma(a, b, c).view(np.uint32), expected.view(np.uint32))
+    assert (by_cast != expected).sum() > 500
+
+
+def test_fma_into_subnormals(exact_fma):
+    rng = np.random.default_rng(3)
+    a = np.ldexp(rng.uniform(1, 2, 2000), -70).astype(np.float32)
+    b = np.ldexp(rng.uniform(1, 2, 2000), rng.integers(-80, -50, 2000)).astype(np.float32)
+    c = np.ldexp(rng.uniform(-2, 2, 2000), -130).astype(np.float32)
+    for x, y, z, result in zip(a, b, c, fma(a, b, c), strict=True):
+        assert bits(result) == bits(exact_fma(x, y, z))
+
+
+def test_specials():
+    inf, nan = np.float32(np.inf), np.float32(np.nan)
+    one, zero = np.float32(1), np.float32(0)
+    assert bits(fma(inf, zero, one)) == 0x7FFFFFFF
+    assert bits(fma(inf, one, -inf)) == 0x7FFFFFFF
+    assert bits(fma(one, one, nan)) == 0x7FFFFFFF
+    assert bits(fma(inf, one, one)) == bits(inf)
+    assert bits(fma(np.float32(2e38), np.float32(2), zero)) == bits(inf)
+    assert bits(fma(-one, zero, -zero)) == bits(-zero)
+    assert bits(fma(one, one, -one)) == 0
+    assert bits(float32.add(inf, -inf)) == bits(float32.div(zero, zero)) == 0x7FFFFFFF
+    assert bits(float32.mul(inf, zero)) == 0x7FFFFFFF
+
+
+def test_ftz_flushes_inputs_and_results_and_keeps_signs():
+    tiny, one = np.float32(-(2.0**-127)), np.float32(1)
+    zero = np.float32(0)
+    least = np.float32(2.0**-126)
+    assert bits(fma(tiny, one, -zero, ftz=True)) == 0x80000000
+    assert bits(fma(tiny, one, -zero)) == bits(tiny)
+    assert bits(float32.mul(least, np.float32(-0.5), ftz=True)) == 0x80000000
+    assert bits(float32.add(least, tiny, ftz=True)) == bits(least)
+    assert bits(float32.div(least, np.float32(2), ftz=True)) == 0
+    assert bits(float32.div(least, np.float32(2))) == 1 << 22
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(TypeError, match="b must be float32, got float64"):
+        fma(np.float32(1), np.float64(1), np.float32(1))
+    with pytest.raises(TypeError, match="a must be float32, got int32"):
+        float32.add(np.int32(1), np.float32(1))

@@ -1,0 +1,37 @@
+"""The division of keys."""
+
+import pytest
+
+from sparse_mla_reference import BASE, Schedule
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 7, 8, 31, 64, 255, 256, 257, 511, 2048])
+@pytest.mark.parametrize("split", [1, 2, 4, 8])
+def test_parts_cover_the_list_in_order(count, split):
+    schedule = Schedule(split=split)
+    parts = schedule.parts(count)
+    per = -(-count // split)
+    assert len(parts) == split
+    assert [i for p in parts for i in range(count)[p]] == list(range(count))
+    for rank, part in enumerate(parts):
+        assert (part.start, part.stop) == (min(count, rank * per), min(count, rank * per + per))
+
+
+def test_chunks():
+    spans = [(c.start, c.stop) for c in BASE.chunks(130)]
+    assert spans == [(0, 64), (64, 128), (128, 130)]
+    assert list(BASE.chunks(0)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"split": 0}, "split must be a positive integer, got 0"),
+        ({"chunk": 2.5}, "chunk must be a positive integer, got 2.5"),
+        ({"warp_keys": 6}, "warp_keys must be a power of two, got 6"),
+        ({"chunk": 60}, r"chunk must be a multiple of warp_keys \(8\), got 60"),
+    ],
+)
+def test_wrong_fields_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Schedule(**fields)

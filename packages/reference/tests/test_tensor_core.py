@@ -1,0 +1,173 @@
+"""The tensor-core models against recordings of hardware and against rational arithmetic."""
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sparse_mla_reference import e4m3
+from sparse_mla_reference.tensor_core import SM90_E4M3, mma
+
+DATA = Path(__file__).parent / "data"
+NAN = 0x7FFFFFFF
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x, np.float32).view(np.uint32)
+
+
+def values(code: np.ndarray) -> list[float]:
+    return e4m3.decode(code).astype(float).tolist()
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, np.ndarray]:
+    """512 instructions on an NVIDIA H200: a [512, 16, 32], b [512, 32, 8], c, d [512, 16, 8]."""
+    with np.load(DATA / "mma_e4m3_m16n8k32_h200.npz") as data:
+        return dict(data)
+
+
+def test_recorded_instructions(recorded):
+    """All 65,536 recorded outputs; half of them with a zero accumulator."""
+    d = mma(recorded["a"], recorded["b"], recorded["c"], model=SM90_E4M3)
+    assert recorded["d"].size == SM90_E4M3.evidence.elements
+    np.testing.assert_array_equal(bits(d), recorded["d"])
+
+
+def test_the_recording_tells_orders_apart(recorded):
+    """Any other assignment of columns to the two sums fails on it, and so does an exact sum."""
+    permuted = np.concatenate([np.arange(0, 32, 2), np.arange(1, 32, 2)])
+    d = mma(recorded["a"][:, :, permuted], recorded["b"][:, permuted], recorded["c"])
+    assert (bits(d) != recorded["d"]).mean() > 0.2
+    exact = e4m3.decode(recorded["a"]).astype(np.float64) @ e4m3.decode(recorded["b"])
+    assert (bits(exact + recorded["c"]) != recorded["d"]).mean() > 0.2
+
+
+def adversarial(rng: np.random.Generator, shape: tuple[int, int, int]) -> dict[str, tuple]:
+    """Operand families [M, K] and [K, N] of bytes that stress alignment."""
+    m, k, n = shape
+    sign = lambda x: (x | (rng.integers(0, 2, x.shape) << 7)).astype(np.uint8)  # noqa: E731
+    any_finite = lambda s: sign(rng.integers(0, 0x7F, s))  # noqa: E731
+    subnormal = lambda s: sign(rng.integers(0, 8, s))  # noqa: E731
+    extremes = lambda s: sign(rng.choice([0, 1, 2, 7, 8, 9, 0x7D, 0x7E], s))  # noqa: E731
+    mixed = rng.choice([0x01, 0x7E], (m, k)).astype(np.uint8)
+    pair = any_finite((m, k // 2))
+    cancelling = np.concatenate([pair, pair ^ 0x80], axis=1)
+    column = any_finite((k // 2, n))
+    return {
+        "uniform": (any_finite((m, k)), any_finite((k, n))),
+        "subnormal": (subnormal((m, k)), subnormal((k, n))),
+        "extremes": (extremes((m, k)), extremes((k, n))),
+        "one large": (np.where(np.arange(k) == 5, 0x7E, subnormal((m, k))), any_finite((k, n))),
+        "mixed": (mixed, any_finite((k, n))),
+        "cancelling": (cancelling, np.concatenate([column, column])),
+        "sparse": (any_finite((m, k)) * (rng.random((m, k)) < 0.1), any_finite((k, n))),
+        "zero": (sign(np.zeros((m, k), int)), sign(np.zeros((k, n), int))),
+    }
+
+
+FAMILIES = list(adversarial(np.random.default_rng(0), (2, 32, 2)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_against_rationals(family, exact_e4m3_mma):
+    rng = np.random.default_rng(6)
+    m, k, n = 6, 96, 5
+    a, b = (x.astype(np.uint8) for x in adversarial(rng, (m, k, n))[family])
+    c = np.ldexp(rng.standard_normal((m, n)), rng.integers(-20, 30, (m, n))).astype(np.float32)
+    c[rng.random((m, n)) < 0.3] = 0
+    d = mma(a, b, c)
+    for i in range(m):
+        for j in range(n):
+            expected = exact_e4m3_mma(values(a[i]), values(b[:, j]), float(c[i, j]))
+            assert bits(d[i, j]) == bits(expected), (family, i, j)
+
+
+def test_chaining_is_successive_instructions():
+    rng = np.random.default_rng(7)
+    a, b = (rng.integers(0, 0x7F, s).astype(np.uint8) for s in ((3, 16, 128), (3, 128, 8)))
+    d = np.zeros((3, 16, 8), np.float32)
+    whole = mma(a, b, d)
+    for k in range(0, 128, 32):
+        d = mma(a[..., k : k + 32], b[:, k : k + 32], d)
+    np.testing.assert_array_equal(bits(whole), bits(d))
+
+
+def test_tiles_and_batches_don_t_change_bits():
+    rng = np.random.default_rng(8)
+    a, b = (rng.integers(0, 0x7F, s).astype(np.uint8) for s in ((2, 1, 70, 64), (3, 64, 900)))
+    c = rng.standard_normal((70, 900)).astype(np.float32)
+    d = mma(a, b, c)
+    assert d.shape == (2, 3, 70, 900)
+    for i, j, row, column in [(0, 0, 0, 0), (1, 2, 69, 899), (0, 1, 33, 450)]:
+        one = mma(
+            a[i, 0, row : row + 1],
+            b[j, :, column : column + 1],
+            c[row : row + 1, column : column + 1],
+        )
+        assert bits(one)[0, 0] == bits(d[i, j])[row, column]
+
+
+def test_nan_reaches_its_row_and_column_alone():
+    a, b = np.full((4, 64), 0x38, np.uint8), np.full((64, 5), 0x38, np.uint8)
+    c = np.zeros((4, 5), np.float32)
+    a[1, 40], b[3, 2], c[3, 4] = 0x7F, 0xFF, np.nan
+    d = bits(mma(a, b, c))
+    nan = np.zeros((4, 5), bool)
+    nan[1], nan[:, 2], nan[3, 4] = True, True, True
+    assert (d[nan] == NAN).all()
+    assert (d[~nan] == bits(np.float32(64))).all()
+
+
+def test_infinite_and_overflowing_accumulators():
+    a, b = np.full((1, 32), 0x7E, np.uint8), np.full((32, 1), 0x7E, np.uint8)
+    big = np.finfo(np.float32).max
+    for c, expected in ((np.inf, np.inf), (-np.inf, -np.inf), (big, big)):
+        assert mma(a, b, np.float32([[c]]))[0, 0] == np.float32(expected)
+
+
+def test_empty_shapes():
+    c = np.ones((2, 3), np.float32)
+    empty = mma(np.zeros((2, 0), np.uint8), np.zeros((0, 3), np.uint8), c)
+    np.testing.assert_array_equal(empty, c)
+    none = mma(np.zeros((0, 32), np.uint8), np.zeros((32, 3), np.uint8), c[:0])
+    assert none.shape == (0, 3)
+
+
+def test_inputs_are_not_changed():
+    a, b, c = (np.full(s, 0x38, np.uint8) for s in ((2, 32), (32, 2), (2, 2)))
+    c = c.astype(np.float32)
+    for x in (a, b, c):
+        x.flags.writeable = False
+    d = mma(a.view(ml_dtypes.float8_e4m3fn), b, c)
+    assert d.flags.writeable
+    assert not np.shares_memory(c, d)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c", "error", "message"),
+    [
+        ("f", "u", "f", TypeError, "a must be float8_e4m3fn or uint8, got float32"),
+        ("u", "u", "d", TypeError, "c must be float32, got float64"),
+    ],
+)
+def test_wrong_dtypes_are_named(a, b, c, error, message):
+    kinds = {"u": np.uint8, "f": np.float32, "d": np.float64}
+    with pytest.raises(error, match=message):
+        mma(np.zeros((2, 32), kinds[a]), np.zeros((32, 2), kinds[b]), np.zeros((2, 2), kinds[c]))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c", "message"),
+    [
+        ((2, 32), (64, 2), (2, 2), "a and b must share K"),
+        ((2, 48), (48, 2), (2, 2), "K must be a multiple of 32"),
+        ((2, 32), (32, 2), (2, 3), r"c must be \[..., 2, 2\], got \(2, 3\)"),
+        ((32,), (32, 2), (2, 2), "a must have at least 2 dimensions"),
+        ((3, 2, 32), (2, 32, 2), (2, 2), "don't broadcast"),
+    ],
+)
+def test_wrong_shapes_are_named(a, b, c, message):
+    with pytest.raises(ValueError, match=message):
+        mma(np.zeros(a, np.uint8), np.zeros(b, np.uint8), np.zeros(c, np.float32))

@@ -1,0 +1,59 @@
+"""Distances by encodings."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sparse_mla_reference import ulp
+
+
+def test_distance_counts_encodings():
+    one = np.float32([1.0, 1.0, -1.0, 0.0, -0.0, 2.0**-149])
+    other = np.float32([1.0, np.nextafter(np.float32(1), np.float32(2)), 1.0, -0.0, 0.0, 0.0])
+    expected = [0, 1, 2 * 0x3F800000 + 1, 1, 1, 1]
+    assert ulp.distance(one, other).tolist() == expected
+
+
+def test_non_finite_pairs_have_no_distance():
+    inf, nan = np.inf, np.nan
+    a = np.float32([inf, inf, inf, nan, nan, np.finfo(np.float32).max])
+    b = np.float32([inf, -inf, 1.0, nan, 1.0, inf])
+    got = ulp.distance(a, b).tolist()
+    assert got == [0, ulp.UNORDERED, ulp.UNORDERED, 0, ulp.UNORDERED, ulp.UNORDERED]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_neighbours_are_one_apart(dtype):
+    a = np.array([1.0, -2.0, 0.5], dtype)
+    integer = {2: np.int16, 4: np.int32, 8: np.int64}[a.dtype.itemsize]
+    b = (a.view(integer) + integer(1)).view(dtype)
+    assert ulp.distance(a, b).tolist() == [1, 1, 1]
+    assert ulp.distance(b, a).tolist() == [1, 1, 1]
+
+
+def test_far_float64s_saturate():
+    big = np.array([1.7e308])
+    assert ulp.distance(big, -big).tolist() == [ulp.UNORDERED - 1]
+
+
+def test_same_bits_sees_payloads_and_zero_signs():
+    a = np.array([0x7FC00000, 0x7FC00000, 0x00000000], np.uint32).view(np.float32)
+    b = np.array([0x7FC00000, 0x7FFFFFFF, 0x80000000], np.uint32).view(np.float32)
+    assert ulp.same_bits(a, b).tolist() == [True, False, False]
+
+
+def test_histogram_loses_nothing():
+    d = np.array([0, 0, 1, 4, 5, 8, 9, 1000, ulp.UNORDERED])
+    counts = ulp.histogram(d)
+    assert counts == {
+        "0": 2, "1": 1, "2": 0, "3": 0, "4": 1, "5-8": 2, "9-16": 1, "513-1024": 1, "unordered": 1,
+    }  # fmt: skip
+    assert sum(counts.values()) == d.size
+    assert "22.222222%" in ulp.table(counts)
+
+
+def test_wrong_pairs_are_named():
+    with pytest.raises(TypeError, match=r"a and b must share a dtype.*float32 and float64"):
+        ulp.distance(np.float32([1]), np.float64([1]))
+    with pytest.raises(ValueError, match=r"a and b must share a shape, got \(1,\) and \(2,\)"):
+        ulp.same_bits(np.float32([1]), np.float32([1, 2]))
