@@ -86,11 +86,6 @@ def test_wrong_kernel() -> None:
         run_sparse("kernel", **arguments())
 
 
-def test_push_is_not_supported_yet() -> None:
-    with pytest.raises(NotImplementedError, match="push may be None"):
-        run_sparse(KERNEL, **arguments(), push=(12, 8, 5))
-
-
 def test_too_many_cache_rows() -> None:
     """An expanded row would do, but is not contiguous; a meta tensor has the size and no memory."""
     kernel = replace(KERNEL, device=torch.device("meta"))

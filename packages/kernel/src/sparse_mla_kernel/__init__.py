@@ -1,11 +1,30 @@
 """Sparse MLA decode under decode context parallelism: one predictable cluster kernel."""
 
 from sparse_mla_kernel.api import decode_op, run_sparse, sparse_decode
-from sparse_mla_kernel.compile import Artifact, CompiledSparse, compile_sparse, cross_compile
+from sparse_mla_kernel.compile import (
+    Artifact,
+    CompiledSparse,
+    CompiledStep,
+    compile_sparse,
+    compile_step,
+    cross_compile,
+    cross_compile_step,
+)
+from sparse_mla_kernel.dcp import (
+    compile_dcp,
+    dcp_decode,
+    exchange_query,
+    merge_partials,
+    push_decode,
+    run_dcp,
+)
+from sparse_mla_kernel.dcp_mailbox import DcpMailbox, PeerTimeoutError
 from sparse_mla_kernel.decode import SparseDcpDecode
+from sparse_mla_kernel.mailbox import MailboxLayout
 from sparse_mla_kernel.policy import parse_table, sparse_for
 from sparse_mla_kernel.primitives import store_fp8_pair_shared, transpose4
 from sparse_mla_kernel.schedule import BASE, Schedule
+from sparse_mla_kernel.waits import Stage
 
 __version__ = "0.1.0"
 
@@ -13,12 +32,25 @@ __all__ = [
     "BASE",
     "Artifact",
     "CompiledSparse",
+    "CompiledStep",
+    "DcpMailbox",
+    "MailboxLayout",
+    "PeerTimeoutError",
     "Schedule",
     "SparseDcpDecode",
+    "Stage",
+    "compile_dcp",
     "compile_sparse",
+    "compile_step",
     "cross_compile",
+    "cross_compile_step",
+    "dcp_decode",
     "decode_op",
+    "exchange_query",
+    "merge_partials",
     "parse_table",
+    "push_decode",
+    "run_dcp",
     "run_sparse",
     "sparse_decode",
     "sparse_for",

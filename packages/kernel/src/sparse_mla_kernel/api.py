@@ -5,25 +5,28 @@ from __future__ import annotations
 import torch
 
 from sparse_mla_kernel.checks import BYTES, check_scale, check_tensor
-from sparse_mla_kernel.compile import CompiledSparse, Push, compile_sparse
+from sparse_mla_kernel.compile import CompiledSparse, compile_sparse
+from sparse_mla_kernel.dcp_mailbox import DcpMailbox
+from sparse_mla_kernel.mailbox import MailboxLayout
 from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS
 
 
 def run_sparse(
     kernel: CompiledSparse,
-    query: torch.Tensor,
+    query: torch.Tensor | None,
     kv: torch.Tensor,
     rows: torch.Tensor,
     valid: torch.Tensor,
-    latent: torch.Tensor,
-    lse: torch.Tensor,
+    latent: torch.Tensor | None,
+    lse: torch.Tensor | None,
     scale_log2: float,
     out_scale: float,
-    push: Push | None = None,
+    push: DcpMailbox | None = None,
 ) -> None:
     """Launch a compiled kernel on torch's current stream of its device.
 
-    All tensors are contiguous and on the kernel's device.
+    All tensors are contiguous and on the kernel's device. In push mode ``query``, ``latent`` and
+    ``lse`` are None: the query comes out of the mailbox, the results go to the heads' owners.
 
     Args:
         kernel: From :func:`compile_sparse`.
@@ -37,38 +40,65 @@ def run_sparse(
         lse: ``[batch, padded]`` float32, out, natural log; ``-inf`` for a row without keys.
         scale_log2: Softmax scale x tensor scales x log2(e).
         out_scale: The V scale.
-        push: As the kernel was compiled. Not supported yet.
+        push: This rank's mailbox if the kernel was compiled for push mode, and else None.
 
     Raises:
         TypeError: An argument is of another type or dtype.
-        ValueError: An argument has another shape, stride, alignment, device or range.
-        NotImplementedError: ``push`` is given.
+        ValueError: An argument has another shape, stride, alignment, device or range, or is not
+            for the kernel's mode.
+        PeerTimeoutError: An earlier step lost a rank.
     """
     if not isinstance(kernel, CompiledSparse):
         raise TypeError(
             f"kernel is a {type(kernel).__name__}; it may be what compile_sparse returned"
         )
-    if push is not None:
-        raise NotImplementedError("push mode is not supported yet; push may be None")
     k, batch, padded = kernel, kernel.batch, kernel.padded
-    tensors = (
-        ("query", query, BYTES, (k.cap, padded, ROW_COLUMNS), 16),
+    results = (("query", query), ("latent", latent), ("lse", lse))
+    _check_mode(kernel, push, results)
+    bound = [
         ("kv", kv, BYTES, ("N", ROW_COLUMNS), 16),
         ("rows", rows, (torch.int32,), (f">={batch}", k.width), 4),
         ("valid", valid, (torch.int32,), (f">={batch}",), 4),
-        ("latent", latent, (torch.bfloat16,), (batch, padded, LATENT_COLUMNS), 16),
-        ("lse", lse, (torch.float32,), (batch, padded), 4),
-    )
-    for name, tensor, dtypes, shape, align in tensors:
+    ]
+    if push is None:
+        bound += [
+            ("query", query, BYTES, (k.cap, padded, ROW_COLUMNS), 16),
+            ("latent", latent, (torch.bfloat16,), (batch, padded, LATENT_COLUMNS), 16),
+            ("lse", lse, (torch.float32,), (batch, padded), 4),
+        ]
+    for name, tensor, dtypes, shape, align in bound:
         check_tensor(name, tensor, dtypes=dtypes, shape=shape, device=k.device, align_bytes=align)
     if kv.shape[0] >= 2**31:
         raise ValueError(f"kv has {kv.shape[0]} rows; it may have up to 2^31 - 1 (ids are int32)")
-    scale = check_scale("scale_log2", scale_log2)
-    v_scale = check_scale("out_scale", out_scale)
+    keys = (kv.view(torch.uint8), rows, valid)
+    scales = (check_scale("scale_log2", scale_log2), check_scale("out_scale", out_scale))
     with torch.cuda.device(k.device):
-        k.launch(
-            query.view(torch.uint8), kv.view(torch.uint8), rows, valid, latent, lse, scale, v_scale
-        )
+        if push is None:
+            assert query is not None  # as check_tensor saw
+            k.launch(query.view(torch.uint8), *keys, latent, lse, *scales)
+        else:
+            k.launch(*keys, *scales, push.arguments)
+
+
+def _check_mode(
+    kernel: CompiledSparse,
+    push: DcpMailbox | None,
+    results: tuple[tuple[str, torch.Tensor | None], ...],
+) -> None:
+    """The mailbox is there if and only if the kernel was compiled for one, and it is that one."""
+    if kernel.push is None:
+        if push is not None:
+            raise ValueError("push may be None: the kernel was compiled without it")
+        return
+    if not isinstance(push, DcpMailbox):
+        raise TypeError(f"push is a {type(push).__name__}; it may be this rank's DcpMailbox")
+    box = MailboxLayout(kernel.padded, *kernel.push)
+    if push.box != box or push.device != kernel.device:
+        raise ValueError(f"push is {push.box} on {push.device}; it may be {box} on {kernel.device}")
+    for name, tensor in results:
+        if tensor is not None:
+            raise ValueError(f"{name} is given; it may be None in push mode")
+    push.check()
 
 
 def sparse_decode(

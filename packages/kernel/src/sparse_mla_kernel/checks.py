@@ -15,6 +15,8 @@ ARCHITECTURES = {
     (10, 3): "sm_103a",
     (12, 0): "sm_120a",
 }
+#: The owner merge keeps three words of every rank in registers.
+MAX_RANKS = 32
 BYTES = (torch.uint8, torch.float8_e4m3fn)
 
 
@@ -47,6 +49,28 @@ def check_cap(cap: int, batch: int) -> None:
     check_int("cap", cap)
     if cap < batch:
         raise ValueError(f"cap is {cap}; it may be batch or more, and batch is {batch}")
+
+
+def check_push(push: object, heads: int, cap: int) -> None:
+    """Raise unless ``push`` is ``(owner heads, ranks, cap)`` of a mailbox for ``heads`` heads.
+
+    Raises:
+        TypeError: ``push`` is no tuple of three ints.
+        ValueError: A number is out of range, or doesn't agree with ``heads`` or ``cap``.
+    """
+    if not isinstance(push, tuple) or len(push) != 3:
+        raise TypeError(f"push is {push!r}; it may be None or (owner heads, ranks, cap)")
+    for name, value in zip(("owner heads", "ranks", "cap"), push, strict=True):
+        check_int(f"push's {name}", value)
+    owner_heads, ranks, rows = push
+    if not 1 <= ranks <= MAX_RANKS:
+        raise ValueError(f"push's ranks is {ranks}; it may be 1 to {MAX_RANKS}")
+    if owner_heads * ranks != heads:
+        raise ValueError(
+            f"push is {push}, {owner_heads * ranks} heads in all; heads may be that, and is {heads}"
+        )
+    if rows != cap:
+        raise ValueError(f"push's cap is {rows}; it may be the q mailbox's, which is {cap}")
 
 
 def check_int(name: str, value: object) -> None:

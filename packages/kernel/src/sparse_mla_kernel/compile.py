@@ -8,12 +8,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from cutlass import BFloat16, Float32, Int32, Uint8, cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
 from cutlass.base_dsl.compiler import DumpDir, EnableTVMFFI, GPUArch, KeepCUBIN, KeepPTX
 from cutlass.cute.runtime import make_fake_tensor
 from cutlass.runtime import make_fake_stream
@@ -23,10 +23,15 @@ from sparse_mla_kernel.checks import (
     architecture_of,
     check_cap,
     check_geometry,
+    check_push,
     resolve_device,
 )
 from sparse_mla_kernel.decode import SparseDcpDecode
+from sparse_mla_kernel.mailbox import DeviceMailbox, MailboxLayout
+from sparse_mla_kernel.owner_merge import OwnerMerge
+from sparse_mla_kernel.query_exchange import QueryExchange
 from sparse_mla_kernel.schedule import BASE, LATENT_COLUMNS, ROW_COLUMNS, Schedule
+from sparse_mla_kernel.step import DcpStep
 
 Push = tuple[int, int, int]
 
@@ -82,6 +87,7 @@ class CompiledSparse:
     schedule: Schedule
     artifact: Artifact
     launch: Callable[..., None]
+    push: Push | None = None
 
 
 def compile_sparse(
@@ -104,17 +110,18 @@ def compile_sparse(
         width: Row ids that a row's list holds.
         cap: Rows of the q mailbox, at least ``batch``.
         device: A CUDA device.
-        push: ``(owner heads, ranks, cap)`` for push mode. Not supported yet.
+        push: ``(owner heads, ranks, cap)`` for push mode, of a mailbox with as many rows.
         schedule: Order of rounding.
 
     Raises:
         TypeError: An argument is of another type.
         ValueError: An argument is out of range, or the device can't run the kernel.
         RuntimeError: There is no usable CUDA device.
-        NotImplementedError: ``push`` is given.
     """
     check_geometry(batch, heads, padded, width)
     check_cap(cap, batch)
+    if push is not None:
+        check_push(push, heads, cap)
     where = resolve_device(device)
     architecture_of(where)
     return _compile_loaded(batch, heads, padded, width, cap, where, push, schedule)
@@ -134,8 +141,10 @@ def _compile_loaded(
     arch = architecture_of(device)
     kernel = SparseDcpDecode(batch, heads, padded, width, push, schedule=schedule)
     with torch.cuda.device(device):
-        launch, artifact = _compile(kernel, cap, arch)
-    return CompiledSparse(batch, heads, padded, width, cap, device, schedule, artifact, launch)
+        launch, artifact = _compile(*_entry(kernel, cap), arch)
+    return CompiledSparse(
+        batch, heads, padded, width, cap, device, schedule, artifact, launch, push
+    )
 
 
 def cross_compile(
@@ -164,45 +173,162 @@ def cross_compile(
     Raises:
         TypeError: An argument is of another type.
         ValueError: An argument is out of range.
-        NotImplementedError: ``push`` is given.
     """
     check_geometry(batch, heads, padded, width)
     check_cap(cap, batch)
+    if push is not None:
+        check_push(push, heads, cap)
     if arch not in ARCHITECTURES.values():
         raise ValueError(f"arch is {arch!r}; it may be {', '.join(ARCHITECTURES.values())}")
     kernel = SparseDcpDecode(batch, heads, padded, width, push, schedule=schedule)
-    return _compile(kernel, cap, arch)[1]
+    return _compile(*_entry(kernel, cap), arch)[1]
 
 
-def _compile(kernel: SparseDcpDecode, cap: int, arch: str) -> tuple[Callable[..., None], Artifact]:
+@dataclass(frozen=True)
+class CompiledStep:
+    """The kernels of one step under decode context parallelism, loaded, and their sizes.
+
+    Args:
+        batch: Decode rows.
+        width: Row ids that a row's list holds.
+        box: The mailbox's layout.
+        device: Where they are loaded.
+        artifacts: By name: ``"exchange"``, ``"decode"``, ``"merge"``.
+        exchange: Launches the query exchange.
+        decode: Launches the decode with push.
+        merge: Launches the owner merge.
+        step: Launches all three in one call.
+    """
+
+    batch: int
+    width: int
+    box: MailboxLayout
+    device: torch.device
+    artifacts: Mapping[str, Artifact]
+    exchange: Callable[..., None]
+    decode: Callable[..., None]
+    merge: Callable[..., None]
+    step: Callable[..., None]
+
+
+@functools.cache
+def compile_step(
+    batch: int, width: int, box: MailboxLayout, device: torch.device, schedule: Schedule = BASE
+) -> CompiledStep:
+    """Compile and load a step's kernels, once a process and device.
+
+    Args:
+        batch: Decode rows, at most ``box.cap``.
+        width: Row ids that a row's list holds.
+        box: The mailbox's layout.
+        device: A CUDA device.
+        schedule: Order of rounding.
+
+    Raises:
+        ValueError: An argument is out of range, or the device can't run the kernels.
+        RuntimeError: There is no usable CUDA device.
+    """
+    arch = architecture_of(device)
+    entries = _step_entries(batch, width, box, schedule)
+    with torch.cuda.device(device):
+        built = {name: _compile(*entry, arch) for name, entry in entries.items()}
+    launches = {name: launch for name, (launch, _) in built.items()}
+    artifacts = {name: artifact for name, (_, artifact) in built.items() if name != "step"}
+    return CompiledStep(batch, width, box, device, artifacts, **launches)
+
+
+def cross_compile_step(
+    batch: int,
+    width: int,
+    box: MailboxLayout,
+    arch: str = "sm_90a",
+    schedule: Schedule = BASE,
+) -> dict[str, Artifact]:
+    """A step's ``"exchange"``, ``"decode"`` and ``"merge"`` for an architecture, without a GPU.
+
+    Args:
+        batch: As :func:`compile_step`, with the other sizes.
+        width: See there.
+        box: See there.
+        arch: As :func:`cross_compile`.
+        schedule: Order of rounding.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+    entries = _step_entries(batch, width, box, schedule)
+    return {name: _compile(*entry, arch)[1] for name, entry in entries.items() if name != "step"}
+
+
+Entry = tuple[Callable[..., None], tuple[object, ...]]
+
+
+def _compile(
+    function: Callable[..., None], arguments: tuple[object, ...], arch: str
+) -> tuple[Callable[..., None], Artifact]:
     with tempfile.TemporaryDirectory() as folder:
         options = (GPUArch(arch), KeepPTX(), KeepCUBIN(), DumpDir(folder), EnableTVMFFI())
-        launch = cute.compile[options](kernel, *_fake_arguments(kernel, cap))
+        launch = cute.compile[options](function, *arguments)
         return launch, Artifact(arch, launch.__ptx__, launch.__cubin__)
 
 
-def _fake_arguments(kernel: SparseDcpDecode, cap: int) -> tuple[object, ...]:
-    """What the kernel is called with, as types: static sizes, but for N and the lists' lengths."""
+def _entry(kernel: SparseDcpDecode, cap: int) -> Entry:
+    """What is compiled of the decode, and the types that it is called with.
+
+    Static sizes, but for N and the lists' lengths.
+    """
     batch, padded, width = kernel.batch, kernel.padded, kernel.width
+    kv, rows, valid = _keys(width)
+    scales = (Float32(1.0), Float32(1.0))
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    if kernel.push is not None:
+        return kernel.launch_push, (kv, rows, valid, *scales, _mail(), stream)
+    query = _fake(Uint8, cap, padded, ROW_COLUMNS, align=16)
+    latent = _fake(BFloat16, batch, padded, LATENT_COLUMNS, align=16)
+    lse = _fake(Float32, batch, padded, align=4)
+    return kernel, (query, kv, rows, valid, latent, lse, *scales, stream)
 
-    def tensor(dtype: type, *shape: object, align: int) -> object:
-        strides: list[int] = [1]
-        for size in reversed(shape[1:]):
-            assert isinstance(size, int)
-            strides.insert(0, strides[0] * size)
-        return make_fake_tensor(dtype, shape, tuple(strides), assumed_align=align)
 
+def _step_entries(
+    batch: int, width: int, box: MailboxLayout, schedule: Schedule
+) -> dict[str, Entry]:
+    """What is compiled of a step, and the types that each is called with."""
+    push = (box.owner_heads, box.ranks, box.cap)
+    decode = SparseDcpDecode(batch, box.heads, box.padded, width, push, schedule=schedule)
+    step = DcpStep(decode, QueryExchange(batch, box), OwnerMerge(batch, box))
+    query = _fake(Uint8, batch, box.owner_heads, ROW_COLUMNS, align=16)
+    latent = _fake(BFloat16, batch, box.owner_heads, LATENT_COLUMNS, align=16)
+    lse = _fake(Float32, batch, box.owner_heads, align=4)
+    scales = (Float32(1.0), Float32(1.0))
+    tail = (_mail(), make_fake_stream(use_tvm_ffi_env_stream=True))
+    return {
+        "exchange": (step.exchange, (query, *tail)),
+        "decode": _entry(decode, box.cap),
+        "merge": (step.merge, (latent, lse, *tail)),
+        "step": (step, (query, *_keys(width), latent, lse, *scales, *tail)),
+    }
+
+
+def _keys(width: int) -> tuple[object, object, object]:
+    """``kv``, ``rows`` and ``valid`` as types."""
     return (
-        tensor(Uint8, cap, padded, ROW_COLUMNS, align=16),
-        tensor(Uint8, cute.sym_int64(), ROW_COLUMNS, align=16),
-        tensor(Int32, cute.sym_int64(), width, align=4),
-        tensor(Int32, cute.sym_int64(), align=4),
-        tensor(BFloat16, batch, padded, LATENT_COLUMNS, align=16),
-        tensor(Float32, batch, padded, align=4),
-        Float32(1.0),
-        Float32(1.0),
-        make_fake_stream(use_tvm_ffi_env_stream=True),
+        _fake(Uint8, cute.sym_int64(), ROW_COLUMNS, align=16),
+        _fake(Int32, cute.sym_int64(), width, align=4),
+        _fake(Int32, cute.sym_int64(), align=4),
     )
+
+
+def _mail() -> DeviceMailbox:
+    zero = Int64(0)
+    return DeviceMailbox(zero, zero, zero, zero, zero, Int32(0))
+
+
+def _fake(dtype: type, *shape: object, align: int) -> object:
+    strides: list[int] = [1]
+    for size in reversed(shape[1:]):
+        assert isinstance(size, int)
+        strides.insert(0, strides[0] * size)
+    return make_fake_tensor(dtype, shape, tuple(strides), assumed_align=align)
 
 
 def _nvdisasm() -> str:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32, const_expr, cute
 from cutlass.memory import SmemAllocator
 
-from sparse_mla_kernel.checks import check_geometry
+from sparse_mla_kernel.checks import check_cap, check_geometry, check_push
 from sparse_mla_kernel.gather import gather_chunk, split_keys
 from sparse_mla_kernel.layouts import PV_TILES, THREADS, shared_layout
 from sparse_mla_kernel.logits import scaled_logits
 from sparse_mla_kernel.lse import lse_log2, lse_nat, normalise
+from sparse_mla_kernel.mailbox import DeviceMailbox, MailboxLayout, read_parity
 from sparse_mla_kernel.merge import merge_columns, push_partial, weigh_partials
 from sparse_mla_kernel.partial import accumulate, rescale
-from sparse_mla_kernel.primitives import mbarrier_arrive_expect_tx, store_global_b32x2
+from sparse_mla_kernel.primitives import (
+    mbarrier_arrive_expect_tx,
+    store_global_b32x2,
+    store_shared_b32,
+)
+from sparse_mla_kernel.push import push_merged, slots_at_owner
+from sparse_mla_kernel.query_exchange import (
+    announce_lost,
+    rearm_query,
+    receive_query,
+    was_lost,
+)
 from sparse_mla_kernel.schedule import (
     BASE,
     ROW_COLUMNS,
@@ -31,12 +43,13 @@ class SparseDcpDecode:
         heads: Query heads that are used: a multiple of 16, at most ``padded``.
         padded: Query heads that a row of ``query``, ``latent`` and ``lse`` has.
         width: Row ids that a row's list holds.
-        push: ``(owner heads, ranks, cap)`` for push mode. Not supported yet.
+        push: ``(owner heads, ranks, cap)`` for push mode: the query comes out of a mailbox of so
+            many rows, and each merged row goes into the mailbox of the rank that owns the head.
         schedule: Order of rounding.
 
     Raises:
+        TypeError: An argument is of another type.
         ValueError: An argument is out of range.
-        NotImplementedError: ``push`` is given.
     """
 
     def __init__(
@@ -51,13 +64,16 @@ class SparseDcpDecode:
     ) -> None:
         check_geometry(batch, heads, padded, width)
         if push is not None:
-            raise NotImplementedError("push mode is not supported yet; push may be None")
+            check_push(push, heads, push[2])
+            check_cap(push[2], batch)
         self.batch = batch
         self.heads = heads
         self.padded = padded
         self.width = width
         self.schedule = schedule
-        self.layout = shared_layout(schedule)
+        self.push = push
+        self.box = None if push is None else MailboxLayout(padded, *push)
+        self.layout = shared_layout(schedule, push=push is not None)
 
     @cute.jit
     def __call__(
@@ -94,6 +110,31 @@ class SparseDcpDecode:
             use_pdl=True,
         )
 
+    @cute.jit
+    def launch_push(
+        self,
+        mKv: cute.Tensor,
+        mRows: cute.Tensor,
+        mValid: cute.Tensor,
+        scale_log2: Float32,
+        out_scale: Float32,
+        mail: DeviceMailbox,
+        stream: object,
+    ) -> None:
+        """Launch in push mode: query and result are in mailboxes, the other arguments as above.
+
+        Args:
+            mail: This rank's mailbox.
+        """
+        split = self.schedule.split
+        self.push_kernel(mKv, mRows, mValid, scale_log2, out_scale, mail).launch(
+            grid=(self.heads // TILE_HEADS * split, self.batch, 1),
+            block=(THREADS, 1, 1),
+            cluster=(split, 1, 1),
+            stream=stream,
+            use_pdl=True,
+        )
+
     @cute.kernel
     def kernel(
         self,
@@ -106,7 +147,39 @@ class SparseDcpDecode:
         scale_log2: Float32,
         out_scale: Float32,
     ) -> None:
-        """What a CTA does, from the query bytes to its share of the row; arguments as above."""
+        """The entry of latent mode; arguments as above."""
+        self.attend(mQuery, mKv, mRows, mValid, mLatent, mLse, scale_log2, out_scale, None)
+
+    @cute.kernel
+    def push_kernel(
+        self,
+        mKv: cute.Tensor,
+        mRows: cute.Tensor,
+        mValid: cute.Tensor,
+        scale_log2: Float32,
+        out_scale: Float32,
+        mail: DeviceMailbox,
+    ) -> None:
+        """The entry of push mode; arguments as above."""
+        self.attend(None, mKv, mRows, mValid, None, None, scale_log2, out_scale, mail)
+
+    @cute.jit
+    def attend(
+        self,
+        mQuery: cute.Tensor | None,
+        mKv: cute.Tensor,
+        mRows: cute.Tensor,
+        mValid: cute.Tensor,
+        mLatent: cute.Tensor | None,
+        mLse: cute.Tensor | None,
+        scale_log2: Float32,
+        out_scale: Float32,
+        mail: DeviceMailbox | None,
+    ) -> None:
+        """What a CTA does, from the query bytes to its share of the row.
+
+        In latent mode ``mail`` is None, in push mode ``mQuery``, ``mLatent`` and ``mLse`` are.
+        """
         layout = self.layout
         split = self.schedule.split
         chunk = self.schedule.chunk
@@ -131,7 +204,25 @@ class SparseDcpDecode:
         n = cutlass.max(cutlass.min(mValid[row], self.width), 0)
         begin, end = split_keys(n, cta, split)
         gIds = mRows[row, None]
-        gQuery = cute.local_tile(mQuery, (1, TILE_HEADS, ROW_COLUMNS), (row, tile, 0))
+        gQuery = None
+        if const_expr(mail is None):
+            gQuery = cute.local_tile(mQuery, (1, TILE_HEADS, ROW_COLUMNS), (row, tile, 0))
+
+        # Push mode: the first chunk is on its way while the query is waited for
+        if const_expr(mail is not None):
+            parity = read_parity(mail)
+            payload_address, lse_address = slots_at_owner(
+                mail, parity, row, tile, cta, layout, self.box
+            )
+            if begin < end:
+                first_count = cutlass.min(end - begin, chunk)
+                gather_chunk(mKv, gIds, None, smem, begin, first_count, False, layout)
+            lost = receive_query(mail, parity, row, tile, smem, layout, self.box)
+            cute.arch.sync_threads()  # the query is whole
+            cute.arch.cluster_wait()  # every CTA's word of losses is there
+            announce_lost(lost, smem, layout)
+            # Relaxed: all that precedes it is loads whose words are already in shared memory.
+            cute.arch.cluster_arrive_relaxed()
 
         # Chunks
         rAcc = cute.make_rmem_tensor((4, PV_TILES), Float32)
@@ -146,7 +237,11 @@ class SparseDcpDecode:
         for c in cutlass.range((end - begin + (chunk - 1)) // chunk, unroll=1):
             start = begin + c * chunk
             count = cutlass.min(end - start, chunk)
-            gather_chunk(mKv, gIds, gQuery, smem, start, count, c == 0, layout)
+            if const_expr(mail is None):
+                gather_chunk(mKv, gIds, gQuery, smem, start, count, c == 0, layout)
+            else:
+                if c > 0:
+                    gather_chunk(mKv, gIds, None, smem, start, count, False, layout)
             cute.arch.mbarrier_wait(storage + layout.gather_barrier, c % 2)
             if warp < layout.logit_warps:
                 scaled_logits(rLogit, smem, count, scale_log2, layout)
@@ -164,14 +259,23 @@ class SparseDcpDecode:
         # Merge: every peer's barrier is armed once the cluster has met
         cute.arch.cluster_wait()
         push_partial(rAcc, rMax, rSum, smem, cta, layout)
+        if const_expr(mail is not None):
+            rearm_query(mail, parity, row, tile, cta, split, self.box)
         cute.arch.mbarrier_wait(storage + layout.merge_barrier, 0)
-        self.merge(mLatent, mLse, smem, row, tile, cta, out_scale)
+        if const_expr(mail is None):
+            self.merge(mLatent, mLse, smem, row, tile, cta, out_scale)
+        elif not was_lost(smem, layout):
+            push_merged(
+                mail, payload_address, lse_address, smem, tile, cta, out_scale, layout, self.box
+            )
 
     @cute.jit
     def _init_barriers(self, storage: cute.Pointer) -> None:
         """The gather's barrier counts a chunk's threads; the merge's is armed at once."""
         t, _, _ = cute.arch.thread_idx()
         if t == 0:
+            if const_expr(self.push is not None):
+                store_shared_b32(storage.toint() + self.layout.lost, Int32(0))
             cute.arch.mbarrier_init(storage + self.layout.gather_barrier, self.schedule.chunk)
             cute.arch.mbarrier_init(storage + self.layout.merge_barrier, 1)
             cute.arch.mbarrier_init_fence()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Int32, Int64, const_expr, cute
 
 from sparse_mla_kernel.layouts import ROW_STRIDE_BYTES, SharedLayout
 from sparse_mla_kernel.primitives import (
@@ -28,7 +28,7 @@ def split_keys(n: Int32, cta: Int32, split: cutlass.Constexpr[int]) -> tuple[Int
 def gather_chunk(
     gKv: cute.Tensor,
     gIds: cute.Tensor,
-    gQuery: cute.Tensor,
+    gQuery: cute.Tensor | None,
     smem: Int32,
     begin: Int32,
     count: Int32,
@@ -43,7 +43,8 @@ def gather_chunk(
     Args:
         gKv: ``[N, 576]`` bytes.
         gIds: ``[width]`` int32, this row's ids.
-        gQuery: ``[16, 576]`` bytes, this tile's query rows.
+        gQuery: ``[16, 576]`` bytes, this tile's query rows. None in push mode, where they are
+            waited for.
         smem: Base address of the shared memory that ``layout`` divides.
         begin: Position in ``gIds`` of the chunk's first key.
         count: Keys in the chunk, at most ``chunk``.
@@ -66,16 +67,18 @@ def gather_chunk(
                 store_zero_shared_b128(row_address + 16 * i)
 
         expected = live * ROW_COLUMNS
-        brings_query = first and t < TILE_HEADS
-        if brings_query:
-            expected += ROW_COLUMNS
+        if const_expr(gQuery is not None):
+            brings_query = first and t < TILE_HEADS
+            if brings_query:
+                expected += ROW_COLUMNS
         # The buffer was read, and perhaps zeroed, by ordinary accesses in the chunk before.
         fence_proxy_async_shared()
         mbarrier_arrive_expect_tx(barrier, expected)
         if live != 0:
             source = gKv.iterator.toint() + Int64(row_id) * ROW_COLUMNS
             bulk_copy_to_shared(row_address, source, ROW_COLUMNS, barrier)
-        if brings_query:
-            source = gQuery.iterator.toint() + t * ROW_COLUMNS
-            head_address = smem + layout.query + t * ROW_STRIDE_BYTES
-            bulk_copy_to_shared(head_address, source, ROW_COLUMNS, barrier)
+        if const_expr(gQuery is not None):  # noqa: SIM102 (the compiler's if, then the GPU's)
+            if brings_query:
+                source = gQuery.iterator.toint() + t * ROW_COLUMNS  # type: ignore[union-attr]
+                head_address = smem + layout.query + t * ROW_STRIDE_BYTES
+                bulk_copy_to_shared(head_address, source, ROW_COLUMNS, barrier)

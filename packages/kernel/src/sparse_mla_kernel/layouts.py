@@ -61,6 +61,7 @@ class SharedLayout:
         peer_stats: ``[split][16][2]`` f32, each CTA's running maximum and row sum.
         gather_barrier: An mbarrier on which a chunk's copies complete.
         merge_barrier: An mbarrier on which the peers' pushes complete.
+        lost: In push mode, a word that is not 0 once a query row of the cluster never came.
         size: Bytes in all.
         schedule: What the layout is for.
         cta_columns: Latent columns that one CTA owns in the merge.
@@ -78,6 +79,7 @@ class SharedLayout:
     peer_stats: int
     gather_barrier: int
     merge_barrier: int
+    lost: int
     size: int
     schedule: Schedule
     cta_columns: int
@@ -90,8 +92,8 @@ class SharedLayout:
         return self.gather_barrier - self.peer_rows
 
 
-def shared_layout(schedule: Schedule) -> SharedLayout:
-    """Lay out a CTA's shared memory, one region after the other; all are 16-byte aligned."""
+def shared_layout(schedule: Schedule, push: bool = False) -> SharedLayout:
+    """Lay out a CTA's shared memory, one region after the other; all rows are 16-byte aligned."""
     cta_columns = LATENT_COLUMNS // schedule.split
     logit_warps = schedule.chunk // TILE_KEYS
     p_stride_bytes = schedule.chunk + 16
@@ -106,6 +108,7 @@ def shared_layout(schedule: Schedule) -> SharedLayout:
         "peer_stats": 8 * schedule.split * TILE_HEADS,
         "gather_barrier": 8,
         "merge_barrier": 8,
+        "lost": 4 if push else 0,
     }
     offsets = dict(zip(sizes, accumulate((0, *sizes.values())), strict=False))
     return SharedLayout(

@@ -95,6 +95,18 @@ def cvt_bf16x2(low: Float32, high: Float32) -> Uint32:
 
 
 @cute.jit
+def as_f32(word: Uint32) -> Float32:
+    """The float32 whose encoding is ``word``."""
+    return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[word])
+
+
+@cute.jit
+def as_b32(value: Float32) -> Uint32:
+    """The encoding of a float32."""
+    return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[value])
+
+
+@cute.jit
 def prmt(a: Uint32, b: Uint32, selector: int) -> Uint32:
     """Four of the eight bytes of ``b:a``; nibble ``i`` of ``selector`` says which is byte ``i``."""
     return inline_ptx(
@@ -163,6 +175,107 @@ def store_global_b32x2(address: Int64, low: Uint32, high: Uint32) -> None:
     inline_ptx("st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[address, low, high])
 
 
+@cute.jit
+def load_global_b64(address: Int64) -> Int64:
+    """Eight bytes of global memory."""
+    return inline_ptx(
+        "ld.global.b64 {$w0}, [{$r0}];", write_only_types=[Int64], read_only_args=[address]
+    )
+
+
+@cute.jit
+def load_global_b32x4(address: Int64) -> tuple[Uint32, Uint32, Uint32, Uint32]:
+    """Four words of a 16-byte aligned address of global memory."""
+    return inline_ptx(
+        "ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[address],
+    )
+
+
+# ---- global memory that other GPUs write or read ------------------------------------------------
+
+
+@cute.jit
+def load_relaxed_sys_b32(address: Int64) -> Uint32:
+    """One word, as any thread of the system left it; never from a stale cache line."""
+    return inline_ptx(
+        "ld.relaxed.sys.global.b32 {$w0}, [{$r0}];",
+        write_only_types=[Uint32],
+        read_only_args=[address],
+    )
+
+
+@cute.jit
+def load_relaxed_sys_b32x2(address: Int64) -> tuple[Uint32, Uint32]:
+    """Two words of an 8-byte aligned address. Each word is whole; the pair may be torn."""
+    return inline_ptx(
+        "ld.relaxed.sys.global.v2.b32 {{$w0}, {$w1}}, [{$r0}];",
+        write_only_types=[Uint32] * 2,
+        read_only_args=[address],
+    )
+
+
+@cute.jit
+def load_relaxed_sys_b32x4(address: Int64) -> tuple[Uint32, Uint32, Uint32, Uint32]:
+    """Four words of a 16-byte aligned address. Each word is whole; the four may be torn."""
+    return inline_ptx(
+        "ld.relaxed.sys.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[address],
+    )
+
+
+@cute.jit
+def store_relaxed_sys_b32(address: Int64, word: Uint32) -> None:
+    """One word, for any thread of the system to see."""
+    inline_ptx("st.relaxed.sys.global.b32 [{$r0}], {$r1};", read_only_args=[address, word])
+
+
+@cute.jit
+def store_relaxed_sys_b32x2(address: Int64, low: Uint32, high: Uint32) -> None:
+    """Two words to an 8-byte aligned address. Each word arrives whole; the pair may be torn."""
+    inline_ptx(
+        "st.relaxed.sys.global.v2.b32 [{$r0}], {{$r1}, {$r2}};",
+        read_only_args=[address, low, high],
+    )
+
+
+@cute.jit
+def store_relaxed_sys_b32x4(address: Int64, a: Uint32, b: Uint32, c: Uint32, d: Uint32) -> None:
+    """Four words to a 16-byte aligned address. Each word arrives whole; the four may be torn."""
+    inline_ptx(
+        "st.relaxed.sys.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[address, a, b, c, d],
+    )
+
+
+@cute.jit
+def red_add_relaxed_sys(address: Int64, value: Int32) -> None:
+    """Add to a word that threads of several GPUs add to."""
+    inline_ptx("red.relaxed.sys.global.add.s32 [{$r0}], {$r1};", read_only_args=[address, value])
+
+
+@cute.jit
+def atom_add_relaxed_gpu(address: Int64, value: Int32) -> Int32:
+    """Add to a word of this GPU; its value before."""
+    return inline_ptx(
+        "atom.relaxed.gpu.global.add.s32 {$w0}, [{$r0}], {$r1};",
+        write_only_types=[Int32],
+        read_only_args=[address, value],
+    )
+
+
+@cute.jit
+def atom_cas_relaxed_gpu(address: Int64, expected: Int32, value: Int32) -> Int32:
+    """Replace a word of this GPU if it is ``expected``; its value before."""
+    return inline_ptx(
+        "atom.relaxed.gpu.global.cas.b32 {$w0}, [{$r0}], {$r1}, {$r2};",
+        write_only_types=[Int32],
+        read_only_args=[address, expected, value],
+    )
+
+
 # ---- shared memory, bulk copy, cluster ----------------------------------------------------------
 
 
@@ -220,6 +333,21 @@ def store_zero_shared_b128(address: Int32) -> None:
         "st.shared.v4.b32 [{$r0}], {{$r1}, {$r1}, {$r1}, {$r1}};",
         read_only_args=[address, Uint32(0)],
     )
+
+
+@cute.jit
+def store_shared_b32x4(address: Int32, a: Uint32, b: Uint32, c: Uint32, d: Uint32) -> None:
+    """Four words to a 16-byte aligned address of this CTA's shared memory."""
+    inline_ptx(
+        "st.shared.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[address, a, b, c, d],
+    )
+
+
+@cute.jit
+def store_cluster_b32(address: Int32, word: Int32) -> None:
+    """One word to a cluster address (:func:`map_shared`)."""
+    inline_ptx("st.shared::cluster.b32 [{$r0}], {$r1};", read_only_args=[address, word])
 
 
 @cute.jit

@@ -1,0 +1,190 @@
+"""The mailbox of one rank: where everything lies in it, and what its words may be.
+
+A rank's mailbox is one buffer that every rank of the group can write. Data and arrival are the
+same store: a word that differs from its region's sentinel has arrived, so no flag follows the data
+and no fence comes before a flag. Every kind of data is kept off its sentinel:
+
+* query, ``0xFFFFFFFF``: the E4M3 byte 0xFF (a negative NaN) is sent as 0x7F.
+* payload, ``0x80000000`` (the BF16 pair +0, -0): a BF16 -0 is sent as +0.
+* LSE, ``0xFFFFFFFF``: a NaN, and a NaN is never sent; what has no finite LSE sends ``EMPTY_LSE``.
+
+Whoever reads a word puts the sentinel back. Each region has two parities, which alternate from
+step to step (``docs/push.md``).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+
+from sparse_mla_kernel.primitives import (
+    load_global_b64,
+    load_relaxed_sys_b32,
+)
+from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS
+
+QUERY_SENTINEL = 0xFFFFFFFF
+PAYLOAD_SENTINEL = 0x80000000
+LSE_SENTINEL = 0xFFFFFFFF
+#: The LSE of a row that sends no payload: finite, so that no merge forms inf - inf.
+EMPTY_LSE = struct.unpack("f", struct.pack("f", -3.0e38))[0]
+EMPTY_LSE_BITS = struct.unpack("I", struct.pack("f", -3.0e38))[0]
+
+#: Words of a mailbox's device state: the step's number, and how many CTAs have finished its merge.
+EPOCH, TICKET, LOST = 0, 1, 2
+STATE_WORDS = 4
+
+
+@dataclass(frozen=True)
+class MailboxLayout:
+    """Byte offsets into a mailbox, in the order of the fields; the same on every rank.
+
+    Args:
+        padded: Query heads that a row of the q mailbox has room for, at least all ranks' heads.
+        owner_heads: Heads H that one rank owns.
+        ranks: Ranks D.
+        cap: Rows that the mailbox has room for.
+    """
+
+    padded: int
+    owner_heads: int
+    ranks: int
+    cap: int
+
+    @property
+    def heads(self) -> int:
+        """Heads of all ranks."""
+        return self.ranks * self.owner_heads
+
+    @property
+    def query_bytes(self) -> int:
+        """One parity of ``query [2, cap, padded, 576]`` bytes."""
+        return self.cap * self.padded * ROW_COLUMNS
+
+    @property
+    def payload_bytes(self) -> int:
+        """One parity of ``payload [2, ranks, cap, owner_heads, 512]`` BF16."""
+        return self.ranks * self.cap * self.owner_heads * LATENT_COLUMNS * 2
+
+    @property
+    def lse_bytes(self) -> int:
+        """One parity of ``lse [2, ranks, cap, owner_heads]`` f32."""
+        return self.ranks * self.cap * self.owner_heads * 4
+
+    @property
+    def _offsets(self) -> list[int]:
+        sizes = (2 * self.query_bytes, 2 * self.payload_bytes, 2 * self.lse_bytes, 4 * self.ranks)
+        return [0, *accumulate((size + 255) // 256 * 256 for size in sizes)]
+
+    @property
+    def query(self) -> int:
+        """The gathered query heads of both parities."""
+        return self._offsets[0]
+
+    @property
+    def payload(self) -> int:
+        """The partial rows of this rank's heads, from every rank."""
+        return self._offsets[1]
+
+    @property
+    def lse(self) -> int:
+        """Their base-2 LSEs."""
+        return self._offsets[2]
+
+    @property
+    def dropped(self) -> int:
+        """``[ranks]`` int32: non-finite rows that each rank did not send here."""
+        return self._offsets[3]
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return self._offsets[4]
+
+
+class DeviceMailbox(NamedTuple):
+    """What a kernel knows of a mailbox, as scalars.
+
+    Args:
+        own: Address of this rank's mailbox.
+        peers: Address of ``[ranks]`` int64, the addresses of all ranks' mailboxes from here.
+        state: Address of the device state, ``STATE_WORDS`` int32.
+        report: Address of ``[4]`` int32 of host memory: stage, rank, row and head of a lost wait.
+        timeout_ns: How long one wait may last.
+        rank: This rank.
+    """
+
+    own: Int64
+    peers: Int64
+    state: Int64
+    report: Int64
+    timeout_ns: Int64
+    rank: Int32
+
+
+# ---- addresses ----------------------------------------------------------------------------------
+
+
+@cute.jit
+def read_parity(mail: DeviceMailbox) -> Int32:
+    """The step's parity, 0 or 1. Only the end of the owner merge changes it."""
+    return Int32(load_relaxed_sys_b32(mail.state + 4 * EPOCH)) & 1
+
+
+@cute.jit
+def peer_mailbox(mail: DeviceMailbox, peer: Int32) -> Int64:
+    """The address of a rank's mailbox."""
+    return load_global_b64(mail.peers + 8 * Int64(peer))
+
+
+@cute.jit
+def query_address(
+    base: Int64, parity: Int32, row: Int32, head: Int32, box: cutlass.Constexpr[MailboxLayout]
+) -> Int64:
+    """The address of a head's 576 query bytes in the mailbox at ``base``."""
+    first = (Int64(parity) * box.cap + row) * box.padded + head
+    return base + box.query + first * ROW_COLUMNS
+
+
+@cute.jit
+def partial_slot(
+    parity: Int32, sender: Int32, row: Int32, head: Int32, box: cutlass.Constexpr[MailboxLayout]
+) -> Int64:
+    """The slot of a partial: payload ``1024 x slot`` and LSE ``4 x slot`` bytes into its region.
+
+    Args:
+        sender: The rank whose keys the partial is of.
+        head: The head's number among those of its owner.
+    """
+    block = (Int64(parity) * box.ranks + sender) * box.cap + row
+    return block * box.owner_heads + head
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+@cute.jit
+def query_word(word: Uint32) -> Uint32:
+    """Four E4M3 bytes with each 0xFF as 0x7F: every NaN is positive, no word is the sentinel."""
+    # A byte's low seven bits are all ones where adding one carries into its top bit.
+    nan = ((word & Uint32(0x7F7F7F7F)) + Uint32(0x01010101)) & Uint32(0x80808080)
+    return word & ~nan
+
+
+@cute.jit
+def payload_word(word: Uint32) -> Uint32:
+    """Two BF16 with each -0 as +0; negative subnormals stay. No word is the sentinel."""
+    magnitude = word & Uint32(0x7FFF7FFF)
+    nonzero = (magnitude + Uint32(0x7FFF7FFF)) & Uint32(0x80008000)
+    return magnitude | (word & nonzero)
+
+
+@cute.jit
+def is_sendable(lse2: Float32) -> cutlass.Boolean:
+    """Whether a row with this LSE is sent: NaN and infinity are not, nor what EMPTY_LSE covers."""
+    return lse2 > Float32(EMPTY_LSE) and lse2 < Float32.inf
