@@ -200,10 +200,11 @@ def _case(
     """A case from its queries `[batch, heads, 576]` and each row's keys `[n, 576]`.
 
     The keys are scattered over a cache with NaN rows between them; lists are filled up to `width`
-    with NaN rows. `valid` is each list's length unless given.
+    with NaN rows. `valid` is each list's length unless given; keys past it are NaN too.
     """
     batch, heads, _ = query.shape
     lengths = [len(k) for k in keys]
+    counted = np.clip(lengths if valid is None else valid, 0, lengths)
     total = sum(lengths) + SPARE_ROWS
     places = _rng(name).permutation(total).astype(np.int32)
     spare, places = places[:SPARE_ROWS], places[SPARE_ROWS:]
@@ -211,7 +212,7 @@ def _case(
     rows = np.resize(spare, (batch, width))
     for r, (k, start) in enumerate(zip(keys, np.cumsum([0, *lengths]), strict=False)):
         ids = places[start : start + len(k)]
-        kv[ids] = k
+        kv[ids[: counted[r]]] = k[: counted[r]]
         rows[r, : len(k)] = ids
     mailbox = np.full((cap or batch, padded or heads, COLUMNS), NAN_BYTE, np.uint8)
     mailbox[:batch, :heads] = query

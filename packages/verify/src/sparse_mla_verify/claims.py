@@ -84,8 +84,10 @@ def _over_cases(
         return _undecided("no run and no recording to decide from")
     bad = sum(wrong(c) for c in evidence.cases)
     size = sum(total(c) for c in evidence.cases)
+    if size == 0:
+        return _undecided(f"none of these cases has such elements ({unit})")
     details = [d for c in evidence.cases if wrong(c) for d in (c.details or (c.case.name,))]
-    verdict = _decided(bad == 0 and size > 0, f"{bad:,} of {size:,} {unit}", details[:10])
+    verdict = _decided(bad == 0, f"{bad:,} of {size:,} {unit}", details[:10])
     if verdict.status is Status.PASS and evidence.stale:
         stale = ", ".join(evidence.stale[:5])
         return _undecided(f"{verdict.figures}; {len(evidence.stale)} cases not recorded: {stale}")

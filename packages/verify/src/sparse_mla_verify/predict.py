@@ -37,8 +37,9 @@ class Assessment:
 
     latent: NDArray[np.uint16]
     lse: NDArray[np.uint32]
-    latent_errors: UlpErrors
-    lse_errors: UlpErrors
+    latent_errors: UlpErrors  # in BF16 ulp of each element
+    row_errors: UlpErrors  # in BF16 ulp of the largest element of each row and head
+    lse_errors: UlpErrors  # in FP32 ulp
     bounds: BoundCheck
 
 
@@ -74,6 +75,7 @@ def assess(case: Case, given: Bits | None = None, machine: Machine = SM90) -> As
         latent=latent,
         lse=lse,
         latent_errors=ulp_errors(got_latent, exact_latent),
+        row_errors=ulp_errors(got_latent, exact_latent, of_row=True),
         lse_errors=ulp_errors(got_lse, exact_lse),
         bounds=check_bounds(case, (got_latent, got_lse), (exact_latent, exact_lse), machine),
     )
@@ -147,15 +149,11 @@ def _carried_out(pieces: Sequence[_Piece], workers: int) -> Iterator[tuple[_Piec
 def _joined(numbered: Sequence[tuple[int, Assessment]]) -> Assessment:
     """The pieces of a case, each with its first row, in the order of rows."""
     parts = [assessment for _, assessment in sorted(numbered, key=lambda part: part[0])]
-    first, *rest = parts
-    latent_errors, lse_errors, bounds = first.latent_errors, first.lse_errors, first.bounds
-    for part in rest:
-        latent_errors, lse_errors = latent_errors + part.latent_errors, lse_errors + part.lse_errors
-        bounds = bounds + part.bounds
     return Assessment(
         latent=np.concatenate([p.latent for p in parts]),
         lse=np.concatenate([p.lse for p in parts]),
-        latent_errors=latent_errors,
-        lse_errors=lse_errors,
-        bounds=bounds,
+        latent_errors=sum((p.latent_errors for p in parts), UlpErrors()),
+        row_errors=sum((p.row_errors for p in parts), UlpErrors()),
+        lse_errors=sum((p.lse_errors for p in parts), UlpErrors()),
+        bounds=sum((p.bounds for p in parts), BoundCheck()),
     )

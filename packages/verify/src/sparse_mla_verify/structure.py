@@ -91,11 +91,17 @@ def _split(text: str) -> Instruction:
 
 
 # Global memory reads: loads, prefetches, and bulk copies whose source is global.
-_READS = (
-    r"(ld(u|\.volatile|\.relaxed|\.acquire)?[.\w]*\.global[.\w:]*|prefetch[.\w:]*|applypriority.*"
+_READS = "|".join(
+    (
+        r"ld[.\w]*\.global[.\w:]*",
+        r"ldu[.\w]*\.global[.\w:]*",
+        r"prefetch[.\w:]*",
+        r"applypriority[.\w:]*",
+        r"cp\.async\.(?!bulk|commit|wait)[.\w:]*",
+        r"cp\.async\.bulk[.\w:]*\.global[.\w:]*",
+        r"(atom|red)[.\w:]*\.global[.\w:]*",
+    )
 )
-_READS += r"|cp\.async\.(?!bulk)(?!commit|wait)[.\w:]*|cp\.async\.bulk[.\w:]*\.global[.\w:]*"
-_READS += r"|(atom|red)[.\w:]*\.global[.\w:]*)"
 _WAIT = r"griddepcontrol\.wait"
 
 
@@ -147,6 +153,8 @@ def merges_over_the_cluster(code: Code) -> Finding:
     pushes = code.named(r"st\.async[.\w:]*\.mbarrier::complete_tx::bytes[.\w:]*")
     if not pushes or len(pushes) != len(code.named(r"st\.async.*")):
         return Finding(False, f"{len(pushes)} st.async count on an mbarrier; there must be some")
+    if plain := code.named(r"st\.(?!async)[.\w:]*shared::cluster[.\w:]*"):
+        return Finding(False, f"{plain[0].name} reaches a peer past the mbarrier")
     arrive, wait = (
         code.first(r"barrier\.cluster\.arrive.*"),
         code.first(r"barrier\.cluster\.wait.*"),

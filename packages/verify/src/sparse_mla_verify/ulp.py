@@ -1,7 +1,9 @@
 """Errors against the exact answer, in units of the last place of the type that holds them.
 
 The error is fractional: (got - exact) / ulp, where ulp is that of the exact value's binade (of the
-least normal one below it). A correctly rounded result has at most 0.5.
+least normal one below it). A correctly rounded result has at most 0.5. Where a row's terms cancel,
+an element is near zero and its own ulp says little; the ulp of the row's largest element is the
+other measure.
 """
 
 from dataclasses import dataclass
@@ -61,17 +63,23 @@ class UlpErrors:
         )
 
 
-def ulp_errors(bits: NDArray[Any], exact: NDArray[np.float64]) -> UlpErrors:
+def ulp_errors(
+    bits: NDArray[Any], exact: NDArray[np.float64], *, of_row: bool = False
+) -> UlpErrors:
     """The errors of BF16 (uint16) or FP32 (uint32) encodings against exact float64 values.
 
-    Raises ValueError when the shapes differ.
+    In ulp of each exact value, or of the largest finite one along the last axis (`of_row`). Raises
+    ValueError when the shapes differ.
     """
     if bits.shape != exact.shape:
         raise ValueError(f"bits: shape {bits.shape}; exact: shape {exact.shape}; must be the same")
+    size = np.abs(np.where(np.isfinite(exact), exact, 0.0))
+    if of_row:
+        size = np.broadcast_to(size.max(axis=-1, keepdims=True), size.shape)
     got = values_of(bits)
     finite = np.isfinite(got) & np.isfinite(exact)
     matched = ~finite & ((got == exact) | (np.isnan(got) & np.isnan(exact)))
-    gap = np.abs(got[finite] - exact[finite]) / ulp_of(exact[finite], bits.dtype.itemsize)
+    gap = np.abs(got[finite] - exact[finite]) / ulp_of(size[finite], bits.dtype.itemsize)
     bins = np.searchsorted(EDGES, gap)
     counts = np.bincount(bins, minlength=len(EDGES))
     return UlpErrors(

@@ -1,0 +1,105 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from sparse_mla_verify import audit, recordings
+from sparse_mla_verify.cases import FAMILIES
+
+
+@pytest.fixture
+def offline(monkeypatch, few):
+    """Three cases, no compiler: the audit's path over a recording, in seconds."""
+    monkeypatch.setattr(audit, "all_cases", lambda names=(): tuple(few))
+    monkeypatch.setattr(audit, "gpu_name", lambda: None)
+
+
+def run(tmp_path, recording, *more):
+    path = tmp_path / "synthetic.json"
+    recording.save(path)
+    report = tmp_path / "report"
+    status = audit.main(
+        ["run", "--recording", str(path), "--report", str(report), "--workers", "1", *more]
+    )
+    return status, json.loads((report / "report.json").read_text()), report
+
+
+def claims_of(plain):
+    return {claim["name"]: claim["status"] for claim in plain["claims"]}
+
+
+def test_an_audit_of_a_recording_decides_what_it_can(offline, tmp_path, synthetic, capsys):
+    status, plain, report = run(tmp_path, synthetic)
+    found = claims_of(plain)
+    assert found["latent-bits"] == found["lse-bits"] == found["error-bounds"] == "pass"
+    assert found["graph-replay"] == found["same-code"] == "undecided"
+    assert status == plain["exit_status"] == 2
+    printed = capsys.readouterr().out
+    assert "latent-bits" in printed
+    assert "recorded on 2000-01-01: no GPU: synthetic" in " ".join(printed.split())
+    page = (report / "report.html").read_text()
+    assert "data:image/svg+xml;base64," in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert all(claim in page for claim in found)
+
+
+def test_a_flipped_digest_fails_the_audit(offline, tmp_path, synthetic):
+    first, *rest = synthetic.cases
+    digits = first.digests[0][0]
+    flipped = f"{int(digits, 16) ^ 1:032x}"
+    rows = ((flipped, *first.digests[0][1:]), *first.digests[1:])
+    wrong = replace(synthetic, cases=(replace(first, digests=rows), *rest))
+    status, plain, _ = run(tmp_path, wrong)
+    assert status == 1
+    assert claims_of(plain)["latent-bits"] == "fail"
+    details = next(c for c in plain["claims"] if c["name"] == "latent-bits")["details"]
+    assert f"{first.name} row 0, tile 0" in details[0]
+
+
+def test_a_flipped_lse_bit_fails_the_audit(offline, tmp_path, synthetic, few):
+    name = f"{few[0].name}/lse"
+    lse = synthetic.arrays[name].copy()
+    lse[0, 0] ^= 1
+    status, plain, _ = run(tmp_path, replace(synthetic, arrays={**synthetic.arrays, name: lse}))
+    assert status == 1
+    assert claims_of(plain)["lse-bits"] == "fail"
+
+
+def test_json_is_all_that_json_prints(offline, tmp_path, synthetic, capsys):
+    _, plain, _ = run(tmp_path, synthetic, "--json")
+    assert json.loads(capsys.readouterr().out) == plain
+
+
+def test_list_names_every_claim_and_family(capsys):
+    assert audit.main(["list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in FAMILIES)
+    assert "latent-bits" in printed
+
+
+def test_record_needs_a_gpu(offline, tmp_path, capsys):
+    assert audit.main(["record", str(tmp_path / "x.json")]) == 2
+    assert "needs an NVIDIA GPU" in capsys.readouterr().out
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_an_unknown_family_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        audit.main(["--families", "normal,abnormal"])
+    assert "abnormal" in capsys.readouterr().err
+
+
+def test_figures_are_taken_from_kernels_alone(tmp_path, synthetic, capsys):
+    path = tmp_path / "synthetic.json"
+    synthetic.save(path)
+    assert audit.main(["figures", "--recording", str(path)]) == 2
+    assert "not a recording of a kernel" in capsys.readouterr().err
+
+
+def test_without_gpu_and_recording_the_code_alone_is_checked(offline, tmp_path, monkeypatch):
+    monkeypatch.setattr(recordings, "shipped", lambda: None)
+    report = tmp_path / "report"
+    assert audit.main(["--report", str(report)]) == 2
+    found = claims_of(json.loads((report / "report.json").read_text()))
+    assert found["latent-bits"] == "undecided"
+    assert found["waits-before-reads"] == "pass"

@@ -1,0 +1,171 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sparse_mla_verify import claims as c
+from sparse_mla_verify.evidence import LIVE, Evidence, live_case
+from sparse_mla_verify.predict import assess
+from sparse_mla_verify.recordings import Check, Host
+from sparse_mla_verify.runs import run_poisoned
+from sparse_mla_verify.structure import CHECKS as STRUCTURE
+from sparse_mla_verify.structure import Finding
+
+HOST = Host("2000-01-01", "GPU", 1, "sm_90", *["x"] * 3, "4", "x", "x", "x")
+GPU_CHECKS = ("batch-independence", "graph-replay", "runs-agree", "far-rows", "dependent-launches")
+
+
+def evidence_of(few, stand_in, fault=lambda latent, lse: None):
+    outputs = [run_poisoned(stand_in(fault), case) for case in few]
+    assessed = [assess(case, (o.latent, o.lse)) for case, o in zip(few, outputs, strict=True)]
+    return Evidence(
+        source=LIVE,
+        host=replace(HOST, dsl="4"),
+        cases=tuple(map(live_case, few, outputs, assessed)),
+        checks={name: Check(name, name, 10, 0) for name in GPU_CHECKS},
+        cubins={"b1": "aa"},
+        compiled={"b1": "aa"},
+        compiler="4",
+        findings={"b1": {name: Finding(True, "found") for name in STRUCTURE}},
+    )
+
+
+@pytest.fixture(scope="module")
+def good(few, stand_in):
+    return evidence_of(few, stand_in)
+
+
+def verdicts(evidence):
+    return {claim.name: claim.decide(evidence) for claim in c.all_claims()}
+
+
+def failing(evidence):
+    return {name for name, v in verdicts(evidence).items() if v.status is c.Status.FAIL}
+
+
+def test_all_claims_hold_on_good_evidence(good):
+    found = verdicts(good)
+    assert {name: v for name, v in found.items() if v.status is not c.Status.PASS} == {}
+    assert c.exit_status(found.values()) == 0
+
+
+def test_claims_have_names_statements_and_stages():
+    made = c.all_claims()
+    assert len({claim.name for claim in made}) == len(made)
+    assert all(claim.statement.endswith(".") and claim.stage and claim.kind for claim in made)
+
+
+def flip_latent(latent, lse):
+    latent[1, 1, 1] ^= 1
+
+
+def flip_lse(latent, lse):
+    lse[1, 1] ^= 1
+
+
+def half_a_binade(latent, lse):
+    latent[1, 1] += 0x40
+
+
+def drop_nan(latent, lse):
+    latent[latent == 0x7FFF] = 0
+
+
+def empty_as_zero(latent, lse):
+    lse[lse == 0xFF800000] = 0
+
+
+def stray(latent, lse):
+    latent[-1, 0, 0] = 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "claim"),
+    [
+        (flip_latent, "latent-bits"),
+        (flip_lse, "lse-bits"),
+        (half_a_binade, "error-bounds"),
+        (drop_nan, "nan-reach"),
+        (drop_nan, "latent-bits"),
+        (drop_nan, "error-bounds"),
+        (empty_as_zero, "empty-rows"),
+        (stray, "nothing-else-written"),
+    ],
+)
+def test_a_planted_fault_fails_its_claim(few, stand_in, fault, claim):
+    evidence = evidence_of(few, stand_in, fault)
+    assert claim in failing(evidence)
+    assert c.exit_status(verdicts(evidence).values()) == 1
+
+
+def test_a_flipped_bit_fails_only_the_bitwise_claim(few, stand_in):
+    assert failing(evidence_of(few[:1], stand_in, flip_latent)) == {"latent-bits"}
+    assert failing(evidence_of(few[:1], stand_in, flip_lse)) == {"lse-bits"}
+
+
+def test_a_claim_on_elements_that_no_case_has_is_undecided(few, stand_in):
+    found = verdicts(evidence_of(few[:1], stand_in))
+    assert found["empty-rows"].status is c.Status.UNDECIDED
+
+
+def test_unwritten_elements_and_differing_runs_fail(good):
+    first, *rest = good.cases
+    assert "all-written" in failing(replace(good, cases=(replace(first, unwritten=1), *rest)))
+    assert "run-to-run" in failing(replace(good, cases=(replace(first, rerun_differing=1), *rest)))
+
+
+@pytest.mark.parametrize("name", GPU_CHECKS)
+def test_a_differing_check_fails_and_a_missing_one_is_undecided(good, name):
+    wrong = {**good.checks, name: Check(name, name, 10, 1, "[0]: expected")}
+    assert failing(replace(good, checks=wrong)) == {name}
+    empty = {**good.checks, name: Check(name, name, 0, 0)}
+    assert failing(replace(good, checks=empty)) == {name}
+    missing = {k: v for k, v in good.checks.items() if k != name}
+    assert verdicts(replace(good, checks=missing))[name].status is c.Status.UNDECIDED
+
+
+@pytest.mark.parametrize("name", STRUCTURE)
+def test_a_structural_finding_fails_its_claim(good, name):
+    findings = {"b1": dict(good.findings["b1"]), "b2": dict(good.findings["b1"])}
+    findings["b2"][name] = Finding(False, "it is gone")
+    evidence = replace(good, findings=findings)
+    assert failing(evidence) == {name}
+    assert verdicts(evidence)[name].details == ("b2: it is gone",)
+
+
+def test_another_cubin_fails_and_another_compiler_decides_nothing(good):
+    assert failing(replace(good, compiled={"b1": "bb"})) == {"same-code"}
+    assert failing(replace(good, compiled={"b2": "aa"})) == {"same-code"}
+    other = replace(good, compiled={"b1": "bb"}, compiler="5")
+    assert verdicts(other)["same-code"].status is c.Status.UNDECIDED
+
+
+def test_a_stale_recording_decides_nothing_but_a_failure(good, few, stand_in):
+    stale = verdicts(replace(good, stale=("normal/short",)))
+    assert stale["latent-bits"].status is c.Status.UNDECIDED
+    assert "normal/short" in stale["latent-bits"].figures
+    wrong = replace(evidence_of(few, stand_in, flip_latent), stale=("normal/short",))
+    assert verdicts(wrong)["latent-bits"].status is c.Status.FAIL
+
+
+def test_no_evidence_decides_nothing():
+    found = verdicts(Evidence(LIVE, None, (), {}, {}))
+    assert {v.status for v in found.values()} == {c.Status.UNDECIDED}
+    assert c.exit_status(found.values()) == 2
+
+
+def test_the_exit_status_is_that_of_the_worst():
+    ok, bad, open_ = (c.Verdict(s, "") for s in (c.Status.PASS, c.Status.FAIL, c.Status.UNDECIDED))
+    assert c.exit_status([ok]) == 0
+    assert c.exit_status([ok, open_]) == 2
+    assert c.exit_status([open_, bad, ok]) == 1
+    assert c.exit_status([]) == 2
+
+
+def test_figures_count_what_was_compared(good):
+    found = verdicts(good)
+    tiles = sum(x.case.tiles for x in good.cases)
+    assert found["latent-bits"].figures.startswith(f"0 of {tiles} ")
+    empty = sum(int(np.sum(x.case.counts == 0)) for x in good.cases)
+    assert empty > 0
+    assert found["empty-rows"].figures.startswith(f"0 of {empty * 16 * 513:,} ")

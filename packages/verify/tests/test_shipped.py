@@ -1,0 +1,61 @@
+"""The recording that comes with the package, on a machine with no GPU."""
+
+import numpy as np
+import pytest
+
+from sparse_mla_verify.cases import FAMILIES
+from sparse_mla_verify.collect import cross_compiled, dsl_version
+from sparse_mla_verify.evidence import recorded_case, split_stale
+from sparse_mla_verify.live import CHECKS
+from sparse_mla_verify.predict import assess
+from sparse_mla_verify.recordings import KERNEL, load, shipped
+
+
+@pytest.fixture(scope="module")
+def recording():
+    path = shipped()
+    assert path is not None, "the package ships no recording of a GPU run"
+    return load(path)
+
+
+def test_it_is_a_gpu_run_of_everything(recording, cases):
+    assert recording.source == KERNEL
+    assert recording.host.gpu_count >= 1
+    paired, stale = split_stale(list(cases.values()), recording)
+    assert stale == ()
+    assert {case.family for case, _ in paired} == FAMILIES.keys()
+    assert sum(case.tiles for case, _ in paired) >= 2000
+    assert {check.name for check in recording.checks} == CHECKS.keys()
+    assert {case.signature.key for case, _ in paired} == recording.cubins.keys()
+
+
+def test_it_holds_no_fault(recording):
+    assert [c.name for c in recording.cases if c.unwritten or c.strayed or c.rerun_differing] == []
+    assert [check.name for check in recording.checks if not check.same] == []
+
+
+def test_todays_source_compiles_to_the_recorded_cubins(recording):
+    assert dsl_version() == recording.host.dsl
+    arch = f"{recording.host.arch}a"
+    found = {s.key: cross_compiled(s, arch).sha256 for s in recording.signatures()}
+    assert found == recording.cubins
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_reference_reproduces_a_case_of_each_family(recording, cases, family):
+    """The cheapest case of each; the audit does them all."""
+    case = min((c for c in cases.values() if c.family == family), key=lambda c: c.counts.sum())
+    record = next(r for r in recording.cases if r.name == case.name)
+    found = recorded_case(case, record, recording.arrays, assess(case))
+    assert (found.tiles_differing, found.lse_differing) == (0, 0), found.details
+    assert found.assessment.bounds.outside == 0
+
+
+def test_a_flipped_bit_would_be_seen(recording, cases):
+    case = cases["head-counts/16"]
+    record = next(r for r in recording.cases if r.name == case.name)
+    for output in ("latent", "lse"):
+        assessment = assess(case)
+        getattr(assessment, output)[-1, -1] ^= np.uint16(1)
+        found = recorded_case(case, record, recording.arrays, assessment)
+        assert found.tiles_differing + found.lse_differing >= 1

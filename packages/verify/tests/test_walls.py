@@ -1,0 +1,69 @@
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sparse_mla_kernel.schedule as kernel_schedule
+import sparse_mla_reference.schedule as reference_schedule
+from sparse_mla_reference.tensor_core import SM90_E4M3
+from sparse_mla_verify import cases
+
+FORBIDDEN = {
+    "sparse_mla_reference": {"sparse_mla_kernel", "sparse_mla_verify", "torch", "cutlass"},
+    "sparse_mla_kernel": {"sparse_mla_reference", "sparse_mla_verify"},
+}
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield (node.module or "").split(".")[0]
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_no_file_imports_across_a_wall(package):
+    folder = Path(importlib.import_module(package).__file__).parent
+    files = sorted(folder.rglob("*.py"))
+    assert len(files) > 5
+    across = {p.name: set(imports_of(p)) & FORBIDDEN[package] for p in files}
+    assert {name: found for name, found in across.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("package", "absent"),
+    [
+        ("sparse_mla_reference", ("sparse_mla_kernel", "sparse_mla_verify", "torch", "cutlass")),
+        ("sparse_mla_kernel", ("sparse_mla_reference", "sparse_mla_verify")),
+        ("sparse_mla_verify.predict", ("sparse_mla_kernel", "torch", "cutlass")),
+        ("sparse_mla_verify.audit", ("sparse_mla_kernel", "torch", "cutlass")),
+    ],
+)
+def test_a_package_imports_with_the_others_blocked(package, absent):
+    block = "".join(f"sys.modules[{name!r}] = None; " for name in absent)
+    code = f"import sys; {block}import {package}"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_both_schedules_agree():
+    ours, theirs = kernel_schedule.BASE, reference_schedule.BASE
+    for name in ("split", "chunk", "qk_chains"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert theirs.warp_keys == kernel_schedule.TILE_KEYS
+    assert theirs.pv_keys == kernel_schedule.STEP
+    assert SM90_E4M3.step == kernel_schedule.STEP
+
+
+def test_all_layers_agree_on_the_columns():
+    assert kernel_schedule.ROW_COLUMNS == reference_schedule.ROW == cases.COLUMNS
+    assert kernel_schedule.LATENT_COLUMNS == reference_schedule.LATENT == cases.LATENT
+    assert kernel_schedule.TILE_HEADS == cases.HEAD_TILE
+
+
+def test_all_packages_have_one_version():
+    names = ("sparse_mla_reference", "sparse_mla_kernel", "sparse_mla_verify")
+    assert len({importlib.import_module(name).__version__ for name in names}) == 1
