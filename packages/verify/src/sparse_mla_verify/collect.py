@@ -206,7 +206,7 @@ def _compile_all(
 def _inspect_all(
     artifacts: Mapping[str, Artifact],
 ) -> tuple[dict[str, dict[str, Finding]], tuple[str, ...]]:
-    """Every structural check on every artifact; those that need a missing tool are left out."""
+    """Every structural check on every artifact; those that need a missing tool, left out."""
     findings: dict[str, dict[str, Finding]] = {}
     notes = set()
     for key, artifact in artifacts.items():
@@ -215,6 +215,6 @@ def _inspect_all(
         for name, check in CHECKS.items():
             try:
                 findings[key][name] = check(code)
-            except FileNotFoundError as missing:
+            except (FileNotFoundError, RuntimeError) as missing:  # no disassembler, or an old one
                 notes.add(str(missing))
     return findings, tuple(sorted(notes))

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from sparse_mla_verify.cases import NAN_BYTE, Case, all_cases, batch_of_64
+from sparse_mla_verify.cases import COLUMNS, LATENT, NAN_BYTE, Case, all_cases, batch_of_64
 from sparse_mla_verify.compare import Comparison, compare_bits
 from sparse_mla_verify.gpu import Inputs
 from sparse_mla_verify.predict import Bits, predict
@@ -17,7 +17,7 @@ from sparse_mla_verify.runs import POISONS
 REPLAYS = 100
 BYTES_LIMIT = 2**31
 FAR_ROWS = 3_800_000  # of 576 bytes: 2.19e9 bytes
-LIMIT_ROW = BYTES_LIMIT // 576  # 3,728,270: the limit lies inside this row
+LIMIT_ROW = BYTES_LIMIT // COLUMNS  # 3,728,270: the limit lies inside this row
 
 
 def named(name: str) -> Case:
@@ -31,7 +31,7 @@ class Outputs:
     def __init__(self, case: Case, device: torch.device | str = "cuda") -> None:
         self.case = case
         shape = (case.batch, case.padded)
-        self.latent = torch.empty((*shape, 512), dtype=torch.int16, device=device)
+        self.latent = torch.empty((*shape, LATENT), dtype=torch.int16, device=device)
         self.lse = torch.empty(shape, dtype=torch.int32, device=device)
 
     def poison(self, name: str = "NaN") -> None:
@@ -123,7 +123,7 @@ def far_rows() -> Check:
     places = places[np.sort(first)][: len(case.kv)].astype(np.int32)
     # A compact row's id is mapped to a far one; what is left over stays NaN.
     live = np.unique(case.rows)
-    far = torch.full((FAR_ROWS, 576), NAN_BYTE, dtype=torch.uint8, device="cuda")
+    far = torch.full((FAR_ROWS, COLUMNS), NAN_BYTE, dtype=torch.uint8, device="cuda")
     mapped = np.zeros(len(case.kv), np.int32)
     mapped[live] = places[: len(live)]
     far[torch.from_numpy(mapped[live]).long().cuda()] = torch.from_numpy(case.kv[live]).cuda()
@@ -138,19 +138,31 @@ def far_rows() -> Check:
 
 
 def dependent_launches() -> Check:
-    """A kernel whose KV the kernel just before it writes, 100 pairs back to back under PDL."""
+    """A kernel whose KV the kernel just before it writes, 100 pairs in a CUDA graph under PDL.
+
+    In a graph no launch waits for the host: under PDL the reader's CTAs are on the GPU while the
+    writer still runs, and what they read too early is poison.
+    """
     writer, reader = chained_cases()
     expected = predict(reader)
     write, read = Inputs(writer), Inputs(reader)
     middle = [Outputs(writer) for _ in range(REPLAYS)]
     final = [Outputs(reader) for _ in range(REPLAYS)]
+
+    def launch_pairs() -> None:
+        for between, out in zip(middle, final, strict=True):
+            write.launch(between.latent, between.lse)
+            read.kv = between.latent.view(torch.uint8).reshape(-1, COLUMNS)
+            read.launch(out.latent, out.lse)
+
+    launch_pairs()  # loads both kernels before the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch_pairs()
     for each in (*middle, *final):
         each.poison()
-    torch.cuda.synchronize()
-    for between, out in zip(middle, final, strict=True):
-        write.launch(between.latent, between.lse)
-        read.kv = between.latent.view(torch.uint8).reshape(-1, 576)
-        read.launch(out.latent, out.lse)
+    graph.replay()
     compared = [
         comparison
         for k, out in enumerate(final)
@@ -176,7 +188,7 @@ def chained_cases() -> tuple[Case, Case]:
         valid=np.ones(len(order), np.int32),
     )
     latent, _ = predict(writer)
-    kv = latent.view(np.uint8).reshape(-1, 576).copy()
+    kv = latent.view(np.uint8).reshape(-1, COLUMNS).copy()
     if np.any(kv & 0x7F == NAN_BYTE):
         raise ValueError("the chained cache holds NaN")
     rng = np.random.default_rng(9)
@@ -185,7 +197,7 @@ def chained_cases() -> tuple[Case, Case]:
 
 
 def _about(check: Callable[[], Check]) -> str:
-    return " ".join((check.__doc__ or "").split())
+    return " ".join((check.__doc__ or "").split("\n\n")[0].split())
 
 
 CHECKS: MappingProxyType[str, Callable[[], Check]] = MappingProxyType(
