@@ -58,7 +58,7 @@ def _version(distribution: str) -> str:
         return "unknown"
 
 
-def on_device(array: NDArray[Any], device: torch.device | str) -> torch.Tensor:
+def on_device(array: NDArray[Any], device: str) -> torch.Tensor:
     """A copy of a read-only array on the device, as the signed type of the same width."""
     signed = np.ascontiguousarray(array).view(array.dtype.str.replace("u", "i"))
     return torch.from_numpy(signed.copy()).to(device)
@@ -67,7 +67,7 @@ def on_device(array: NDArray[Any], device: torch.device | str) -> torch.Tensor:
 class Inputs:
     """A case's inputs on the device, and the launch of the kernel that is compiled for it."""
 
-    def __init__(self, case: Case, device: torch.device | str = "cuda") -> None:
+    def __init__(self, case: Case, device: str = "cuda") -> None:
         self.case = case
         self.device = device
         self.kernel = compile_sparse(*signature_arguments(case.signature), device)
@@ -102,7 +102,7 @@ def signature_arguments(signature: Signature) -> tuple[int, int, int, int, int]:
 class GpuRunner:
     """The `Runner` of a GPU; keeps what it compiled for every signature that it ran."""
 
-    def __init__(self, device: torch.device | str = "cuda") -> None:
+    def __init__(self, device: str = "cuda") -> None:
         self.device = device
         self.artifacts: dict[str, Artifact] = {}
         self._inputs: Inputs | None = None

@@ -28,7 +28,7 @@ def named(name: str) -> Case:
 class Outputs:
     """Output buffers on the device that can be poisoned and read."""
 
-    def __init__(self, case: Case, device: torch.device | str = "cuda") -> None:
+    def __init__(self, case: Case, device: str) -> None:
         self.case = case
         shape = (case.batch, case.padded)
         self.latent = torch.empty((*shape, LATENT), dtype=torch.int16, device=device)
@@ -47,9 +47,9 @@ class Outputs:
         return latent, lse
 
 
-def decode_once(case: Case) -> Bits:
+def decode_once(case: Case, device: str) -> Bits:
     """A case's encodings from one run over poisoned buffers."""
-    inputs, outputs = Inputs(case), Outputs(case)
+    inputs, outputs = Inputs(case, device), Outputs(case, device)
     outputs.poison()
     inputs.launch(outputs.latent, outputs.lse)
     return outputs.bits()
@@ -64,24 +64,24 @@ def compare_outputs(what: str, actual: Bits, expected: Bits) -> list[Comparison]
     return [latent, lse]
 
 
-def batch_independence() -> Check:
+def batch_independence(device: str = "cuda") -> Check:
     """Each of 64 rows alone against the same row in its batch of 64."""
     case = batch_of_64()
-    together = decode_once(case)
+    together = decode_once(case, device)
     compared: list[Comparison] = []
     for row in range(case.batch):
-        alone = decode_once(case.row(row))
+        alone = decode_once(case.row(row), device)
         expected = (together[0][row : row + 1], together[1][row : row + 1])
         compared += compare_outputs(f"row {row} alone", alone, expected)
     return Check.of("batch-independence", _about(batch_independence), compared)
 
 
-def graph_replay() -> Check:
+def graph_replay(device: str = "cuda") -> Check:
     """A batch captured in a CUDA graph and replayed 100 times over poison, against a plain run."""
     compared: list[Comparison] = []
     for case in (batch_of_64(), named("normal/checkpoint")):
-        expected = decode_once(case)
-        inputs, outputs = Inputs(case), Outputs(case)
+        expected = decode_once(case, device)
+        inputs, outputs = Inputs(case, device), Outputs(case, device)
         inputs.launch(outputs.latent, outputs.lse)  # loads the kernel before the capture
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -94,11 +94,11 @@ def graph_replay() -> Check:
     return Check.of("graph-replay", _about(graph_replay), compared)
 
 
-def runs_agree() -> Check:
+def runs_agree(device: str = "cuda") -> Check:
     """A batch of 64 launched 100 times back to back, each run against the first."""
     case = batch_of_64()
-    inputs = Inputs(case)
-    outputs = [Outputs(case) for _ in range(REPLAYS)]
+    inputs = Inputs(case, device)
+    outputs = [Outputs(case, device) for _ in range(REPLAYS)]
     for each in outputs:
         each.poison()
     for each in outputs:
@@ -112,7 +112,7 @@ def runs_agree() -> Check:
     return Check.of("runs-agree", _about(runs_agree), compared)
 
 
-def far_rows() -> Check:
+def far_rows(device: str = "cuda") -> Check:
     """A cache of over 2^31 bytes, ids on both sides of the limit, against the compact cache."""
     case = named("normal/checkpoint")
     rng = np.random.default_rng(2**31)
@@ -123,21 +123,21 @@ def far_rows() -> Check:
     places = places[np.sort(first)][: len(case.kv)].astype(np.int32)
     # A compact row's id is mapped to a far one; what is left over stays NaN.
     live = np.unique(case.rows)
-    far = torch.full((FAR_ROWS, COLUMNS), NAN_BYTE, dtype=torch.uint8, device="cuda")
+    far = torch.full((FAR_ROWS, COLUMNS), NAN_BYTE, dtype=torch.uint8, device=device)
     mapped = np.zeros(len(case.kv), np.int32)
     mapped[live] = places[: len(live)]
-    far[torch.from_numpy(mapped[live]).long().cuda()] = torch.from_numpy(case.kv[live]).cuda()
-    inputs, outputs = Inputs(replace(case, rows=mapped[case.rows])), Outputs(case)
+    where = torch.from_numpy(mapped[live]).long().to(device)
+    far[where] = torch.from_numpy(case.kv[live]).to(device)
+    inputs = Inputs(replace(case, rows=mapped[case.rows]), device)
+    outputs = Outputs(case, device)
     inputs.kv = far
     outputs.poison()
     inputs.launch(outputs.latent, outputs.lse)
     compared = compare_outputs(f"{FAR_ROWS} rows", outputs.bits(), predict(case))
-    del inputs, far
-    torch.cuda.empty_cache()
     return Check.of("far-rows", _about(far_rows), compared)
 
 
-def dependent_launches() -> Check:
+def dependent_launches(device: str = "cuda") -> Check:
     """A kernel whose KV the kernel just before it writes, 100 pairs in a CUDA graph under PDL.
 
     In a graph no launch waits for the host: under PDL the reader's CTAs are on the GPU while the
@@ -145,9 +145,9 @@ def dependent_launches() -> Check:
     """
     writer, reader = chained_cases()
     expected = predict(reader)
-    write, read = Inputs(writer), Inputs(reader)
-    middle = [Outputs(writer) for _ in range(REPLAYS)]
-    final = [Outputs(reader) for _ in range(REPLAYS)]
+    write, read = Inputs(writer, device), Inputs(reader, device)
+    middle = [Outputs(writer, device) for _ in range(REPLAYS)]
+    final = [Outputs(reader, device) for _ in range(REPLAYS)]
 
     def launch_pairs() -> None:
         for between, out in zip(middle, final, strict=True):
@@ -196,11 +196,11 @@ def chained_cases() -> tuple[Case, Case]:
     return writer, replace(reader, name="chained/reader", kv=kv, rows=rows)
 
 
-def _about(check: Callable[[], Check]) -> str:
+def _about(check: Callable[..., Check]) -> str:
     return " ".join((check.__doc__ or "").split("\n\n")[0].split())
 
 
-CHECKS: MappingProxyType[str, Callable[[], Check]] = MappingProxyType(
+CHECKS: MappingProxyType[str, Callable[..., Check]] = MappingProxyType(
     {
         check.__name__.replace("_", "-"): check
         for check in (batch_independence, graph_replay, runs_agree, far_rows, dependent_launches)
