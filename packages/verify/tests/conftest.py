@@ -7,7 +7,15 @@ import pytest
 from sparse_mla_verify.cases import Case, all_cases
 from sparse_mla_verify.collect import cross_compiled
 from sparse_mla_verify.predict import predict
-from sparse_mla_verify.recordings import SYNTHETIC, Host, Recording, arrays_of, recorded
+from sparse_mla_verify.recordings import (
+    SYNTHETIC,
+    Check,
+    Host,
+    Outcome,
+    Recording,
+    arrays_of,
+    recorded,
+)
 from sparse_mla_verify.runs import run_poisoned
 
 Fault = Callable[[np.ndarray, np.ndarray], None]
@@ -56,9 +64,10 @@ def synthetic(few: list[Case]) -> Recording:
     return Recording(
         source=SYNTHETIC,
         host=host,
-        cubins={},
+        cubins={"b1-h16-p16-w1-c1": "no cubin: synthetic"},
         cases=tuple(recorded(case, output) for case, output in pairs),
-        checks=(),
+        checks=(Check("graph-replay", "Synthetic.", 1, 0),),
+        outcomes=(Outcome("latent-bits", "Synthetic.", "bit-exact", "pass", "0 of 0"),),
         arrays={k: v for case, output in pairs for k, v in arrays_of(case, output).items()},
     )
 

@@ -32,7 +32,7 @@ def test_an_audit_of_a_recording_decides_what_it_can(offline, tmp_path, syntheti
     status, plain, report = run(tmp_path, synthetic)
     found = claims_of(plain)
     assert found["latent-bits"] == found["lse-bits"] == found["error-bounds"] == "pass"
-    assert found["graph-replay"] == found["same-code"] == "undecided"
+    assert found["far-rows"] == found["same-code"] == "undecided"
     assert status == plain["exit_status"] == 2
     printed = capsys.readouterr().out
     assert "latent-bits" in printed
@@ -94,6 +94,13 @@ def test_figures_are_taken_from_kernels_alone(tmp_path, synthetic, capsys):
     synthetic.save(path)
     assert audit.main(["figures", "--recording", str(path)]) == 2
     assert "not a recording of a kernel" in capsys.readouterr().err
+
+
+def test_figures_are_those_of_the_recorded_run(tmp_path, synthetic, capsys):
+    path = tmp_path / "kernel.json"
+    replace(synthetic, source=recordings.KERNEL).save(path)
+    assert audit.main(["figures", "--recording", str(path)]) == 0
+    assert "| Synthetic. | pass | 0 of 0 |" in capsys.readouterr().out
 
 
 def test_without_gpu_and_recording_the_code_alone_is_checked(offline, tmp_path, monkeypatch):

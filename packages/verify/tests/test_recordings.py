@@ -18,6 +18,11 @@ def saved(synthetic, tmp_path):
 def test_a_recording_comes_back_as_it_was(synthetic, saved):
     back = r.load(saved)
     assert (back.host, back.cases, back.source) == (synthetic.host, synthetic.cases, r.SYNTHETIC)
+    assert (back.cubins, back.checks, back.outcomes) == (
+        synthetic.cubins,
+        synthetic.checks,
+        synthetic.outcomes,
+    )
     assert back.arrays.keys() == synthetic.arrays.keys()
     for name, array in synthetic.arrays.items():
         assert np.array_equal(back.arrays[name], array)

@@ -1,5 +1,7 @@
 """The recording that comes with the package, on a machine with no GPU."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from sparse_mla_verify.evidence import recorded_case, split_stale
 from sparse_mla_verify.live import CHECKS
 from sparse_mla_verify.predict import assess
 from sparse_mla_verify.recordings import KERNEL, load, shipped
+from sparse_mla_verify.report import figures_markdown
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +35,17 @@ def test_it_is_a_gpu_run_of_everything(recording, cases):
 def test_it_holds_no_fault(recording):
     assert [c.name for c in recording.cases if c.unwritten or c.strayed or c.rerun_differing] == []
     assert [check.name for check in recording.checks if not check.same] == []
+
+
+def test_every_claim_that_the_gpu_decides_held_there(recording):
+    decided = [o for o in recording.outcomes if o.kind != "structural"]
+    assert len(decided) > 10
+    assert [o.name for o in decided if o.status != "pass"] == []
+
+
+def test_the_readme_shows_the_recorded_figures(recording):
+    readme = Path(__file__).parents[3] / "README.md"
+    assert figures_markdown(recording) in readme.read_text()
 
 
 def test_todays_source_compiles_to_the_recorded_cubins(recording):

@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from rich.table import Table
 from sparse_mla_verify import claims, collect, recordings, report
 from sparse_mla_verify.cases import FAMILIES, Case, all_cases
 from sparse_mla_verify.evidence import Evidence
-from sparse_mla_verify.recordings import KERNEL, Recording
+from sparse_mla_verify.recordings import KERNEL
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="the claims and the case families")
     figures = commands.add_parser("figures", help="the README's table, from a recording")
     figures.add_argument("--recording", type=Path, help="another recording than the one shipped")
-    figures.add_argument("--workers", type=int)
     return parser
 
 
@@ -137,7 +137,7 @@ def _record(options: argparse.Namespace) -> int:
     if options.report:
         report.write_report(options.report, evidence, results)
     # Written whatever came out: a failing run is evidence too.
-    recording.save(options.out)
+    replace(recording, outcomes=report.outcomes_of(results)).save(options.out)
     return _close(console, results, f"recording: {options.out}")
 
 
@@ -161,16 +161,11 @@ def _figures(options: argparse.Namespace) -> int:
     if path is None:
         print("there is no recording to take figures from", file=sys.stderr)
         return 2
-    recording: Recording = recordings.load(path)
+    recording = recordings.load(path)
     if recording.source != KERNEL:
         print(f"{path} is not a recording of a kernel", file=sys.stderr)
         return 2
-    with _bars(Console(stderr=True)) as bars:
-        evidence = collect.from_recording(
-            recording, all_cases(), _Bars(bars), workers=options.workers
-        )
-    results = {claim.name: verdict for claim, verdict in decide(evidence)}
-    print(report.figures_markdown(evidence, results), end="")
+    print(report.figures_markdown(recording), end="")
     return 0
 
 

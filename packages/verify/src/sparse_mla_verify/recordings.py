@@ -69,6 +69,17 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """How a claim came out where the recording was made."""
+
+    name: str
+    statement: str
+    kind: str
+    status: str
+    figures: str
+
+
+@dataclass(frozen=True)
 class RecordedCase:
     """What a kernel gave for a case: a digest `[row][tile]` of its latents, and the counts."""
 
@@ -91,6 +102,7 @@ class Recording:
     cubins: Mapping[str, str]  # signature -> SHA-256
     cases: tuple[RecordedCase, ...]
     checks: tuple[Check, ...]
+    outcomes: tuple[Outcome, ...] = ()
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     schema: int = SCHEMA
 
@@ -108,6 +120,7 @@ class Recording:
             "host": asdict(self.host),
             "arrays_sha256": hashlib.sha256(arrays.read_bytes()).hexdigest(),
             "cubins": dict(self.cubins),
+            "outcomes": [asdict(outcome) for outcome in self.outcomes],
             "checks": [asdict(check) for check in self.checks],
             "cases": [asdict(case) for case in self.cases],
         }
@@ -131,8 +144,9 @@ def load(path: Path) -> Recording:
         RecordedCase(**{**c, "digests": tuple(map(tuple, c["digests"]))}) for c in plain["cases"]
     )
     checks = tuple(Check(**c) for c in plain["checks"])
+    outcomes = tuple(Outcome(**o) for o in plain["outcomes"])
     host = Host(**plain["host"])
-    return Recording(plain["source"], host, plain["cubins"], cases, checks, arrays)
+    return Recording(plain["source"], host, plain["cubins"], cases, checks, outcomes, arrays)
 
 
 def shipped() -> Path | None:

@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from sparse_mla_verify.claims import Claim, Status, Verdict, exit_status
 from sparse_mla_verify.evidence import CaseEvidence, Evidence
+from sparse_mla_verify.recordings import Outcome, Recording
 from sparse_mla_verify.ulp import UlpErrors, bin_labels
 
 Results = Sequence[tuple[Claim, Verdict]]
@@ -232,28 +233,18 @@ def _share(errors: UlpErrors, bin_index: int) -> float:
 # The README's table
 
 
-def figures_markdown(evidence: Evidence, results: Mapping[str, Verdict]) -> str:
-    """What was verified, as the README's table: from a recording's evidence, never by hand."""
-    families = family_figures(evidence)
-    tiles = sum(f.tiles for f in families)
-    latent = sum((f.row_errors for f in families), UlpErrors())
-    checked = sum(c.assessment.bounds.elements for c in evidence.cases)
-    outside = sum(f.outside_bound for f in families)
-    rows = [
-        ("case families, cases", f"{len(families)}, {len(evidence.cases)}"),
-        ("(row, 16 heads) tiles", f"{tiles:,}"),
-        ("BF16 elements that differ in any bit", _of(results["latent-bits"], latent.elements)),
-        ("FP32 LSEs that differ in any bit", results["lse-bits"].figures.split(" FP32")[0]),
-        ("elements outside their derived bound", f"{outside:,} of {checked:,}"),
-        ("worst latent error, in BF16 ULP of its row's largest", f"{latent.worst:.2f}"),
-    ]
-    rows += [
-        (c.about.rstrip("."), f"{c.differing:,} of {c.elements:,} differ")
-        for c in evidence.checks.values()
-    ]
-    lines = ["| what | result |", "|---|---|", *(f"| {what} | {figure} |" for what, figure in rows)]
-    return f"{source_line(evidence).capitalize()}.\n\n" + "\n".join(lines) + "\n"
+def figures_markdown(recording: Recording) -> str:
+    """What a recorded run found, as the README's table; the code's own claims are left out."""
+    host = recording.host
+    where = f"{host.gpu}, driver {host.driver}, CUDA {host.cuda}, DSL {host.dsl}"
+    shown = [o for o in recording.outcomes if o.kind != "structural"]
+    lines = [f"| {o.statement} | {o.status} | {o.figures} |" for o in shown]
+    head = ["| claim | verdict | figures |", "|---|---|---|"]
+    return f"Recorded on {host.date}: {where}.\n\n" + "\n".join((*head, *lines)) + "\n"
 
 
-def _of(verdict: Verdict, elements: int) -> str:
-    return f"0 of {elements:,}" if verdict.status is Status.PASS else verdict.figures
+def outcomes_of(results: Results) -> tuple[Outcome, ...]:
+    """The verdicts as a recording keeps them."""
+    return tuple(
+        Outcome(c.name, c.statement, c.kind, v.status.value, v.figures) for c, v in results
+    )
