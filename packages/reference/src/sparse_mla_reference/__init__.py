@@ -1,10 +1,13 @@
 """Sparse MLA decode and its parts, predicted to the last bit on a CPU."""
 
-from sparse_mla_reference import bf16, e4m3, libdevice, lse, mufu, tensor_core, ulp
+from sparse_mla_reference import bf16, e4m3, libdevice, lse, mailbox, mufu, tensor_core, ulp
 from sparse_mla_reference.bounds import Bounds, bounds
+from sparse_mla_reference.dcp import DcpOutput, Rank, dcp_step
 from sparse_mla_reference.decode import decode
 from sparse_mla_reference.fma import fma
 from sparse_mla_reference.machine import IDEAL, SM90, SM100, SM103, SM120, Machine
+from sparse_mla_reference.mailbox import Mailbox
+from sparse_mla_reference.owner_merge import owner_merge
 from sparse_mla_reference.schedule import BASE, Schedule
 
 __version__ = "0.1.0"
@@ -17,17 +20,23 @@ __all__ = [
     "SM103",
     "SM120",
     "Bounds",
+    "DcpOutput",
     "Machine",
+    "Mailbox",
+    "Rank",
     "Schedule",
     "__version__",
     "bf16",
     "bounds",
+    "dcp_step",
     "decode",
     "e4m3",
     "fma",
     "libdevice",
     "lse",
+    "mailbox",
     "mufu",
+    "owner_merge",
     "tensor_core",
     "ulp",
 ]
