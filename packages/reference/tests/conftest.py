@@ -1,5 +1,6 @@
 """Exact rational arithmetic that the tests hold the package against."""
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -43,21 +44,22 @@ def exact_fma() -> Callable[[float, float, float], np.float32]:
 def sum_of_products(
     a: list[float], b: list[float], c: float, *, fraction_bits: int = 25, output_bits: int = 23
 ) -> float:
-    """One tensor-core sum by its description, in rationals: normal FP16 operands, finite C."""
-    terms = [
-        (Fraction(x) * Fraction(y), _binade(x) + _binade(y)) for x, y in zip(a, b, strict=True)
-    ]
-    terms.append((Fraction(c), max(_binade(c), -126)))
+    """One tensor-core sum by its description; normal FP16 operands, finite C.
+
+    A product of two significands and its quotient by a power of two are exact in Python's floats.
+    """
+    terms = [(x * y, _binade(x) + _binade(y)) for x, y in zip(a, b, strict=True)]
+    terms.append((c, max(_binade(c), -126)))
     terms = [(value, exponent) for value, exponent in terms if value]
     if not terms:
         return 0.0
-    quantum = Fraction(2) ** (max(exponent for _, exponent in terms) - fraction_bits)
-    total = sum(int(value / quantum) for value, _ in terms) * quantum
-    return float(round_fraction(Fraction(total), output_bits, -126, "rz"))
+    quantum = 2.0 ** (max(exponent for _, exponent in terms) - fraction_bits)
+    total = sum(int(value / quantum) for value, _ in terms)
+    return float(round_fraction(total * Fraction(quantum), output_bits, -126, "rz"))
 
 
 def _binade(x: float) -> int:
-    return int(np.frexp(x)[1]) - 1
+    return math.frexp(x)[1] - 1
 
 
 @pytest.fixture(scope="session")

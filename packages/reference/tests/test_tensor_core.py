@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sparse_mla_reference import e4m3
+from sparse_mla_reference import e4m3, tensor_core
 from sparse_mla_reference.tensor_core import SM90_E4M3, mma
 
 DATA = Path(__file__).parent / "data"
@@ -82,6 +82,76 @@ def test_against_rationals(family, exact_e4m3_mma):
         for j in range(n):
             expected = exact_e4m3_mma(values(a[i]), values(b[:, j]), float(c[i, j]))
             assert bits(d[i, j]) == bits(expected), (family, i, j)
+
+
+def careful(monkeypatch, *arguments, **options) -> np.ndarray:
+    """mma with no step taken for an exact dot product."""
+    with monkeypatch.context() as patch:
+        patch.setattr(tensor_core, "_EXACT", 0.0)
+        return mma(*arguments, **options)
+
+
+@pytest.mark.parametrize("spread", range(0, 19, 3))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exact_steps_equal_the_careful_path(family, spread, monkeypatch):
+    """Rows and columns of the family among others whose exponents spread over ``spread`` binades:
+    with few the dot product is exact, with many the careful path takes over."""
+    rng = np.random.default_rng(spread)
+    m, k, n = 24, 160, 40
+    a, b = (
+        e4m3.encode(np.ldexp(rng.standard_normal(s), -rng.integers(0, spread + 1, s)) * 8)
+        for s in ((m, k), (k, n))
+    )
+    hard_a, hard_b = (x.astype(np.uint8) for x in adversarial(rng, (m, k, n))[family])
+    a[::5], b[:, 1::7] = hard_a[::5], hard_b[:, 1::7]
+    a[3, 70], b[150, 8] = 0x7F, 0xFF
+    c = np.ldexp(rng.standard_normal((m, n)), rng.integers(-20, 30, (m, n))).astype(np.float32)
+    np.testing.assert_array_equal(bits(mma(a, b, c)), bits(careful(monkeypatch, a, b, c)))
+
+
+def test_both_paths_are_taken_at_the_threshold(monkeypatch):
+    """32 ones and a least bit: the norm in units of the least bit crosses 2^24 where the bit falls
+    below 2^-9; bits stay those of the careful path on both sides."""
+    calls = []
+    original = tensor_core.aligned_sum
+
+    def counted(*arguments):
+        calls.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr(tensor_core, "aligned_sum", counted)
+    taken = {}
+    for exponent in range(-9, 1):
+        a = np.full((1, 32), 0x38, np.uint8)
+        a[0, 5] = e4m3.encode(np.float32(2.0**exponent))
+        b = np.where(np.arange(32) == 9, np.float32(-(2.0**exponent)), np.float32(60))
+        b = e4m3.encode(b)[:, None]
+        c = np.float32([[0.3]])
+        before = len(calls)
+        d = mma(a, b, c)
+        taken[exponent] = len(calls) > before
+        assert bits(d) == bits(careful(monkeypatch, a, b, c))
+    assert taken[-9]
+    assert not taken[0]
+    switch = min(e for e, by_careful in taken.items() if not by_careful)
+    assert all(taken[e] == (e < switch) for e in taken)
+
+
+def test_narrow_data_takes_the_exact_path(monkeypatch):
+    """Unit normal operands, as caches hold them, almost never need the careful path."""
+    rng = np.random.default_rng(9)
+    a, b = (e4m3.encode(rng.standard_normal(s)) for s in ((64, 576), (576, 64)))
+    seen = []
+    original = tensor_core.aligned_sum
+    monkeypatch.setattr(
+        tensor_core,
+        "aligned_sum",
+        lambda a, b, c, model: (
+            seen.append(a.value.shape[2] * b.value.shape[2]) or original(a, b, c, model)
+        ),
+    )
+    mma(a, b, np.zeros((64, 64), np.float32))
+    assert sum(seen) < 0.05 * 64 * 64 * 576 / 16
 
 
 def test_chaining_is_successive_instructions():

@@ -4,10 +4,20 @@
 >>> one, c = np.full((1, 32), 0x38, np.uint8), np.zeros((1, 1), np.float32)
 >>> float(mma(one, one.T, c)[0, 0])  # 32 products of 1.0
 32.0
+
+Two paths, same bits. Let a row of A be, in one step of an instruction, a vector of integers times
+its least significant bit, a = 2^i a', and b = 2^j b' a column of B. Every partial sum of a . b, in
+any order, is an integer times 2^(i + j), and by Cauchy and Schwarz at most |a'| |b'| such units. If
+that is below 2^24, then each is a float32, and so are all the products; and as |a_k b_k| is below
+2^(i + j + 24), the largest exponent is too, so that no term has a bit under the alignment at
+2^(e_max - 23) or lower. Then no truncation and no rounding can occur anywhere: the step is the dot
+product, which BLAS computes in float32 at once. The other steps take ``aligned_sum``.
 """
 
 import math
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,15 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference import float32, minifloat
+from sparse_mla_reference.aligned_sum import Operand, aligned_sum
 from sparse_mla_reference.minifloat import Format
-from sparse_mla_reference.mma_models import SM90_E4M3, Evidence, Model
+from sparse_mla_reference.mma_models import SM90_E4M3, SM120_E4M3, Evidence, Model
 
-__all__ = ["SM90_E4M3", "Evidence", "Model", "mma"]
+__all__ = ["SM90_E4M3", "SM120_E4M3", "Evidence", "Model", "mma"]
 
-# Exponent of a zero term: below every real one, and two of them add up within int16.
-_NO_EXPONENT = -10_000
-# Outputs handled at a time: the working set stays within a core's L2 cache.
-_TILE = 1 << 15
+# Outputs that a thread handles at a time: long enough for numpy, short enough for a core's cache.
+_TILE = 1 << 16
+# Integers below this are float32s.
+_EXACT = 2.0**24
 
 
 @np.errstate(all="ignore")
@@ -53,145 +64,118 @@ def mma(
     batch = _check_shapes(a, b, c, model)
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
     count = math.prod(batch)
-    a = np.broadcast_to(a, (*batch, m, k)).reshape(count, m, k)
-    b = np.broadcast_to(b, (*batch, k, n)).reshape(count, k, n)
+    left = _Steps.of(np.broadcast_to(a, (*batch, m, k)).reshape(count, m, k), model)
+    columns = np.broadcast_to(b, (*batch, k, n)).reshape(count, k, n).swapaxes(1, 2)
+    right = _Steps.of(columns, model)
     d = np.broadcast_to(c, (*batch, m, n)).reshape(count, m, n).copy()
-    for tile in _tiles(*d.shape):
-        d[tile] = _chain(a[tile], b[tile[0]], d[tile], model)
+    tiles = list(_tiles(count, m, n))
+    if len(tiles) > 1:
+        # numpy's loops release the interpreter lock; every tile writes its own part of d.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda tile: _accumulate(left, right, d, tile, model), tiles))
+    for tile in tiles[: len(tiles) == 1]:
+        _accumulate(left, right, d, tile, model)
     return float32.canonical(d.reshape(*batch, m, n))
 
 
-def _tiles(batch: int, m: int, n: int) -> Iterator[tuple[slice, slice]]:
+@np.errstate(all="ignore")  # a thread doesn't inherit it
+def _accumulate(
+    left: "_Steps",
+    right: "_Steps",
+    d: NDArray[np.float32],
+    tile: tuple[slice, slice],
+    model: Model,
+) -> None:
+    """Run all steps of one tile of d [T, M, N], in place."""
+    group, rows = tile
+    for step in range(left.size.shape[0]):
+        a, b = left.part(step, group, rows), right.part(step, group)
+        d[tile] = _step(a, b, d[tile], model)
+
+
+def _tiles(count: int, m: int, n: int) -> Iterator[tuple[slice, slice]]:
     """Slices of (batch, M) with about ``_TILE`` outputs each."""
     rows = max(1, min(m, _TILE // max(1, n)))
     group = max(1, _TILE // max(1, rows * n))
-    for i in range(0, batch, group):
+    for i in range(0, count, group):
         for j in range(0, m, rows):
             yield slice(i, i + group), slice(j, j + rows)
 
 
-def _chain(
-    a: NDArray[Any], b: NDArray[Any], c: NDArray[np.float32], model: Model
-) -> NDArray[np.float32]:
-    """All steps of one tile: a [T, M, K], b [T, K, N], c [T, M, N]."""
-    d = c
-    for start in range(0, a.shape[-1], model.step):
-        t = d if model.accumulator_inside else None
-        for columns in model.sums:
-            k = start + np.array(columns)
-            left = _Operand.of(a[:, :, k].swapaxes(1, 2), model)  # [T, k, M]
-            right = _Operand.of(b[:, k, :], model)  # [T, k, N]
-            t = _sum(left, right, t, model)
-        assert t is not None
-        d = t if model.accumulator_inside else d + t
-    return d
-
-
 @dataclass(frozen=True)
-class _Operand:
-    """One side of a sum: value and exponent per entry, [T, k, M or N]."""
+class _Steps:
+    """Rows of A, or columns of B, divided into an instruction's steps.
 
-    value: NDArray[Any]
-    exponent: NDArray[np.int16]
-    special: NDArray[np.float64] | None  # values with NaN and infinities, where there are any
+    Attributes:
+        operand: [S, T, k, X], the columns of a step in the order of the model's sums.
+        size: [S, T, X] each vector's Euclidean norm in units of its least significant bit, rounded
+            up; at least 1; infinite where an element is not finite.
+    """
+
+    operand: Operand
+    size: NDArray[np.float64]
 
     @classmethod
-    def of(cls, code: NDArray[Any], model: Model) -> "_Operand":
-        table = _table(model.operands, model.normalises_subnormals)
-        value = table.value[code]
-        finite = table.finite[code].all()
-        special = None if finite else minifloat.decode(code, model.operands).astype(np.float64)
-        return cls(value, table.exponent[code], special)
+    def of(cls, code: NDArray[Any], model: Model) -> "_Steps":
+        """Divide encodings [T, X, K]."""
+        t, x, k = code.shape
+        order = np.concatenate([np.array(columns) for columns in model.sums])
+        steps = code.reshape(t, x, k // model.step, model.step)[..., order]
+        steps = np.ascontiguousarray(steps.transpose(2, 0, 3, 1))  # [S, T, k, X]
+        return cls(Operand.of(steps, model), _size(steps, model.operands))
+
+    def part(self, step: int, group: slice, span: slice = slice(None)) -> "_Steps":
+        """One step of a tile."""
+        return _Steps(self.operand[step, group, :, span], self.size[step, group, span])
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Per encoding: value (0 where not finite), exponent and finiteness."""
-
-    value: NDArray[Any]
-    exponent: NDArray[np.int16]
-    finite: NDArray[np.bool_]
+def _size(code: NDArray[Any], form: Format) -> NDArray[np.float64]:
+    square, low_bit = (table[code] for table in _size_tables(form))
+    norm = np.sqrt(square.sum(axis=-2, dtype=np.float64))
+    units = np.ldexp(norm, -low_bit.min(axis=-2, initial=127).astype(np.int32))
+    return np.asarray(np.maximum(units, 1.0) * (1 + 2.0**-40))
 
 
 @cache
-def _table(form: Format, normalises_subnormals: bool) -> _Table:
+def _size_tables(form: Format) -> tuple[NDArray[np.float64], NDArray[np.int16]]:
+    """Per encoding: its square (infinite where not finite), the exponent of its lowest set bit."""
     value = minifloat.value_table(form).astype(np.float64)
-    finite = np.isfinite(value)
-    value[~finite] = 0.0
-    exponent = np.frexp(value)[1] - 1
-    if not normalises_subnormals:
-        exponent = np.maximum(exponent, form.min_exponent)
-    exponent[value == 0] = _NO_EXPONENT
-    # Products of BF16 leave float32's range.
-    work = np.float64 if form is minifloat.BF16 else np.float32
-    return _Table(value.astype(work), exponent.astype(np.int16), finite)
+    square = np.where(np.isfinite(value), value * value, np.inf)
+    integer = np.abs(np.ldexp(np.where(np.isfinite(value), value, 0), 149)).astype(object)
+    low = [int(x) & -int(x) for x in integer]
+    low_bit = np.array([x.bit_length() - 1 - 149 if x else 127 for x in low], np.int16)
+    return square, low_bit
 
 
-def _sum(
-    a: _Operand, b: _Operand, c: NDArray[np.float32] | None, model: Model
+def _step(a: _Steps, b: _Steps, c: NDArray[np.float32], model: Model) -> NDArray[np.float32]:
+    """One instruction on a tile: a [T, k, M], b [T, k, N], c [T, M, N]."""
+    if model.accumulator_inside:
+        return _sums(a.operand, b.operand, c, model)
+    # Every vector that is in a product which may not be exact; they meet in a few rectangles.
+    rows = a.size * b.size.max(axis=1, initial=0, keepdims=True) >= _EXACT  # [T, M]
+    columns = b.size * a.size.max(axis=1, initial=0, keepdims=True) >= _EXACT  # [T, N]
+    if rows.all() and columns.all():
+        return np.asarray(c + _sums(a.operand, b.operand, None, model))
+    t = np.matmul(a.operand.value.swapaxes(1, 2), b.operand.value)
+    group = rows.any(axis=1)
+    if group.any():
+        row, column = rows.any(axis=0), columns.any(axis=0)
+        left, right = a.operand[group][:, :, row], b.operand[group][:, :, column]
+        t[np.ix_(group, row, column)] = _sums(left, right, None, model)
+    return np.asarray(c + t)
+
+
+def _sums(
+    a: Operand, b: Operand, c: NDArray[np.float32] | None, model: Model
 ) -> NDArray[np.float32]:
-    """One sum of the model for a tile: a [T, k, M], b [T, k, N], c [T, M, N] or none."""
-    largest = _largest_exponent(a, b)
-    if c is not None:
-        largest = np.maximum(largest, _exponent(c))
-    shift = model.fraction_bits - np.where(largest > _NO_EXPONENT // 2, largest, 0).astype(np.int32)
-    units = _truncated_products(a, b, shift)
-    if c is not None:
-        units += np.trunc(np.ldexp(np.where(np.isfinite(c), c, 0).astype(np.float64), shift))
-    result = _truncate(np.ldexp(units, -shift), model.output_bits)
-    return _with_specials(result, a, b, c)
-
-
-def _largest_exponent(a: _Operand, b: _Operand) -> NDArray[np.int16]:
-    largest = a.exponent[:, 0, :, None] + b.exponent[:, 0, None, :]
-    term = np.empty_like(largest)
-    for k in range(1, a.exponent.shape[1]):
-        np.add(a.exponent[:, k, :, None], b.exponent[:, k, None, :], out=term)
-        np.maximum(largest, term, out=largest)
-    return largest
-
-
-def _truncated_products(a: _Operand, b: _Operand, shift: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Sum over k of trunc(a b 2^shift), exactly: a product is below 2^(fraction_bits + 2)."""
-    total = np.zeros(shift.shape, np.float64)
-    scale = np.ldexp(a.value.dtype.type(1), np.minimum(shift, 127))
-    term = np.empty(shift.shape, a.value.dtype)
-    for k in range(a.value.shape[1]):
-        np.multiply(a.value[:, k, :, None], b.value[:, k, None, :], out=term)
-        np.multiply(term, scale, out=term)
-        np.trunc(term, out=term)
-        np.add(total, term, out=total)
-    return total
-
-
-def _exponent(c: NDArray[np.float32]) -> NDArray[np.int16]:
-    """Exponents of float32 values; subnormals have the least one, zero has none."""
-    field = (c.view(np.uint32) >> 23) & 0xFF
-    exponent = np.maximum(field, 1).astype(np.int16) - np.int16(127)
-    return np.where((c == 0) | ~np.isfinite(c), np.int16(_NO_EXPONENT), exponent)
-
-
-def _truncate(x: NDArray[np.float64], output_bits: int) -> NDArray[np.float32]:
-    """Truncate toward zero to float32 with ``output_bits`` fraction bits; beyond it, infinity."""
-    bits = x.view(np.int64) & -(1 << (52 - output_bits))
-    normal = bits.view(np.float64)
-    least = np.ldexp(1.0, -126 - output_bits)
-    subnormal = np.trunc(x / least) * least
-    return np.where(np.abs(x) < 2.0**-126, subnormal, normal).astype(np.float32)
-
-
-def _with_specials(
-    result: NDArray[np.float32], a: _Operand, b: _Operand, c: NDArray[np.float32] | None
-) -> NDArray[np.float32]:
-    """Put in NaN and infinities that operands carry: IEEE rules, term by term."""
-    if a.special is None and b.special is None and (c is None or np.isfinite(c).all()):
-        return result
-    left = a.value.astype(np.float64) if a.special is None else a.special
-    right = b.value.astype(np.float64) if b.special is None else b.special
-    total = np.zeros(result.shape) if c is None else c.astype(np.float64)
-    for k in range(left.shape[1]):
-        total = total + left[:, k, :, None] * right[:, k, None, :]
-    return np.where(np.isfinite(total), result, total.astype(np.float32))
+    """The chain of a step's sums: a [T, k, M], b [T, k, N], c [T, M, N] or none."""
+    start, t = 0, c
+    for columns in model.sums:
+        part = slice(start, start + len(columns))
+        t = aligned_sum(a[:, part], b[:, part], t, model)
+        start = part.stop
+    assert t is not None
+    return t
 
 
 def _encodings(name: str, x: NDArray[Any], form: Format) -> NDArray[Any]:
