@@ -19,8 +19,7 @@ pytestmark = [
 @cute.kernel
 def _transpose(words: cute.Tensor, out: cute.Tensor) -> None:
     row = transpose4(words[0], words[1], words[2], words[3])
-    for i in range(4):
-        out[i] = row[i]
+    out[0], out[1], out[2], out[3] = row
 
 
 @cute.jit
