@@ -25,11 +25,13 @@ class Operand:
     Attributes:
         value: exact values, 0 where not finite, in a dtype that holds any product exactly.
         exponent: int16 exponents, ``NO_EXPONENT`` for zero.
+        digits: float32 2^(6 exponent), 0 for zero, where products of two stay normal; else None.
         special: float64 values with their NaN and infinities; None where there are none.
     """
 
     value: NDArray[Any]
     exponent: NDArray[np.int16]
+    digits: NDArray[np.float32] | None
     special: NDArray[np.float64] | None
 
     @classmethod
@@ -39,12 +41,13 @@ class Operand:
         special = None
         if not finite[code].all():
             special = minifloat.decode(code, model.operands).astype(np.float64)
-        return cls(value[code], exponent[code], special)
+        exponents = exponent[code]
+        return cls(value[code], exponents, _digits(exponents, exponent), special)
 
     def __getitem__(self, index: Any) -> "Operand":
         """The same part of every array."""
-        special = None if self.special is None else self.special[index]
-        return Operand(self.value[index], self.exponent[index], special)
+        digits, special = (x if x is None else x[index] for x in (self.digits, self.special))
+        return Operand(self.value[index], self.exponent[index], digits, special)
 
 
 @cache
@@ -64,6 +67,15 @@ def _tables(
     return value.astype(work), exponent.astype(np.int16), finite
 
 
+def _digits(exponent: NDArray[np.int16], table: NDArray[np.int16]) -> NDArray[np.float32] | None:
+    real = table[table != NO_EXPONENT]
+    if 12 * real.min() < -126 or 12 * real.max() + 6 > 127:
+        return None
+    zero = exponent == NO_EXPONENT
+    field = np.where(zero, 0, 6 * exponent + np.int16(127)).astype(np.int32)
+    return np.asarray((field << 23).view(np.float32))
+
+
 def aligned_sum(
     a: Operand, b: Operand, c: NDArray[np.float32] | None, model: Model
 ) -> NDArray[np.float32]:
@@ -79,13 +91,35 @@ def aligned_sum(
 
 
 def _largest_exponent(a: Operand, b: Operand) -> NDArray[np.int32]:
-    """[T, M, N]: over k, the largest exponent of a product."""
+    """[T, M, N]: over k, the largest exponent of a product; ``NO_EXPONENT`` or less for none.
+
+    With a digit of 6 bits for each exponent, the sum of up to 63 products of 2^(6 e) has its
+    leading bit in the largest one's digit: for narrow formats one float32 matrix product finds it.
+    """
+    if a.digits is not None and b.digits is not None:
+        digits = product(a.digits, b.digits)
+        largest = ((digits.view(np.int32) >> 23) - 127) // 6
+        return np.where(digits == 0, np.int32(NO_EXPONENT), largest)
     largest = a.exponent[:, 0, :, None] + b.exponent[:, 0, None, :]
     term = np.empty_like(largest)
     for k in range(1, a.exponent.shape[1]):
         np.add(a.exponent[:, k, :, None], b.exponent[:, k, None, :], out=term)
         np.maximum(largest, term, out=largest)
     return largest.astype(np.int32)
+
+
+def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """a [T, k, M] and b [T, k, N] to [T, M, N] by BLAS, a few rows at a time.
+
+    Each product is small enough that BLAS doesn't share it out to threads, which would wait for
+    each other longer than they work.
+    """
+    t = np.empty((len(a), a.shape[2], b.shape[2]), a.dtype)
+    rows = max(8, (1 << 18) // max(1, b.shape[1] * b.shape[2]))
+    for start in range(0, a.shape[2], rows):
+        part = slice(start, start + rows)
+        np.matmul(a[:, :, part].swapaxes(1, 2), b, out=t[:, part])
+    return t
 
 
 def _truncated_terms(

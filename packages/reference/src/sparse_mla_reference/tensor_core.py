@@ -15,9 +15,7 @@ product, which BLAS computes in float32 at once. The other steps take ``aligned_
 """
 
 import math
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference import float32, minifloat
-from sparse_mla_reference.aligned_sum import Operand, aligned_sum
+from sparse_mla_reference.aligned_sum import Operand, aligned_sum, product
 from sparse_mla_reference.minifloat import Format
 from sparse_mla_reference.mma_models import SM90_E4M3, SM120_E4M3, Evidence, Model
 
 __all__ = ["SM90_E4M3", "SM120_E4M3", "Evidence", "Model", "mma"]
 
-# Outputs that a thread handles at a time: long enough for numpy, short enough for a core's cache.
+# Outputs handled at a time: long enough for numpy's loops, short enough for a core's cache.
 _TILE = 1 << 16
 # Integers below this are float32s.
 _EXACT = 2.0**24
@@ -68,29 +66,11 @@ def mma(
     columns = np.broadcast_to(b, (*batch, k, n)).reshape(count, k, n).swapaxes(1, 2)
     right = _Steps.of(columns, model)
     d = np.broadcast_to(c, (*batch, m, n)).reshape(count, m, n).copy()
-    tiles = list(_tiles(count, m, n))
-    if len(tiles) > 1:
-        # numpy's loops release the interpreter lock; every tile writes its own part of d.
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda tile: _accumulate(left, right, d, tile, model), tiles))
-    for tile in tiles[: len(tiles) == 1]:
-        _accumulate(left, right, d, tile, model)
+    for tile in _tiles(count, m, n):
+        group, rows = tile
+        for step in range(k // model.step):
+            d[tile] = _step(left.part(step, group, rows), right.part(step, group), d[tile], model)
     return float32.canonical(d.reshape(*batch, m, n))
-
-
-@np.errstate(all="ignore")  # a thread doesn't inherit it
-def _accumulate(
-    left: "_Steps",
-    right: "_Steps",
-    d: NDArray[np.float32],
-    tile: tuple[slice, slice],
-    model: Model,
-) -> None:
-    """Run all steps of one tile of d [T, M, N], in place."""
-    group, rows = tile
-    for step in range(left.size.shape[0]):
-        a, b = left.part(step, group, rows), right.part(step, group)
-        d[tile] = _step(a, b, d[tile], model)
 
 
 def _tiles(count: int, m: int, n: int) -> Iterator[tuple[slice, slice]]:
@@ -151,18 +131,37 @@ def _step(a: _Steps, b: _Steps, c: NDArray[np.float32], model: Model) -> NDArray
     """One instruction on a tile: a [T, k, M], b [T, k, N], c [T, M, N]."""
     if model.accumulator_inside:
         return _sums(a.operand, b.operand, c, model)
-    # Every vector that is in a product which may not be exact; they meet in a few rectangles.
-    rows = a.size * b.size.max(axis=1, initial=0, keepdims=True) >= _EXACT  # [T, M]
-    columns = b.size * a.size.max(axis=1, initial=0, keepdims=True) >= _EXACT  # [T, N]
-    if rows.all() and columns.all():
-        return np.asarray(c + _sums(a.operand, b.operand, None, model))
-    t = np.matmul(a.operand.value.swapaxes(1, 2), b.operand.value)
-    group = rows.any(axis=1)
-    if group.any():
-        row, column = rows.any(axis=0), columns.any(axis=0)
-        left, right = a.operand[group][:, :, row], b.operand[group][:, :, column]
-        t[np.ix_(group, row, column)] = _sums(left, right, None, model)
+    t = product(a.operand.value, b.operand.value)
+    for item in range(len(t)):
+        for rows, columns in _inexact(a.size[item], b.size[item]):
+            left, right = (
+                a.operand[item : item + 1, :, rows],
+                b.operand[item : item + 1, :, columns],
+            )
+            t[item][np.ix_(rows, columns)] = _sums(left, right, None, model)[0]
     return np.asarray(c + t)
+
+
+def _inexact(
+    a: NDArray[np.float64], b: NDArray[np.float64]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Rectangles of rows and columns that cover every pair with a[m] b[n] >= 2^24.
+
+    Below a cut of the rows' sizes and 2^24 / cut of the columns' no pair is inexact: what is left
+    are the rows above the cut, with all columns, and the other rows with the columns above theirs.
+    """
+    if a.size == 0 or b.size == 0 or a.max() * b.max() < _EXACT:
+        return
+    cuts = np.exp2(np.arange(0, 24.5, 0.5))
+    above = a.size - np.searchsorted(np.sort(a), cuts)
+    beyond = b.size - np.searchsorted(np.sort(b), _EXACT / cuts)
+    cut = cuts[np.argmin(above * b.size + (a.size - above) * beyond)]
+    high = a >= cut
+    if high.any():
+        yield np.flatnonzero(high), np.flatnonzero(b * a.max() >= _EXACT)
+    low = ~high & (a * b.max() >= _EXACT)
+    if low.any():
+        yield np.flatnonzero(low), np.flatnonzero(b * a[low].max() >= _EXACT)
 
 
 def _sums(
