@@ -102,4 +102,6 @@ def lint(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Check that the documents' links lead somewhere and their examples run."""
     session.install("-c", CONSTRAINTS, "pytest", "markdown-it-py", PACKAGES["reference"].path)
-    session.run("python", "-m", "pytest", "docs", "README.md", "--doctest-glob=*.md")
+    session.run(
+        "python", "-m", "pytest", "docs", "README.md", "--doctest-glob=*.md", *session.posargs
+    )

@@ -28,8 +28,12 @@ def claims_of(plain):
     return {claim["name"]: claim["status"] for claim in plain["claims"]}
 
 
+def as_if_recorded(recording):
+    return replace(recording, source=recordings.KERNEL)
+
+
 def test_an_audit_of_a_recording_decides_what_it_can(offline, tmp_path, synthetic, capsys):
-    status, plain, report = run(tmp_path, synthetic)
+    status, plain, report = run(tmp_path, as_if_recorded(synthetic))
     found = claims_of(plain)
     assert found["latent-bits"] == found["lse-bits"] == found["error-bounds"] == "pass"
     assert found["far-rows"] == found["same-code"] == "undecided"
@@ -41,6 +45,13 @@ def test_an_audit_of_a_recording_decides_what_it_can(offline, tmp_path, syntheti
     assert "data:image/svg+xml;base64," in page
     assert "http" not in page.replace("http-equiv", "")
     assert all(claim in page for claim in found)
+
+
+def test_a_stand_ins_results_pass_no_claim_on_a_kernel(offline, tmp_path, synthetic):
+    status, plain, _ = run(tmp_path, synthetic)
+    found = claims_of(plain)
+    assert status == 2
+    assert "pass" not in (found["latent-bits"], found["nan-reach"], found["graph-replay"])
 
 
 def test_a_flipped_digest_fails_the_audit(offline, tmp_path, synthetic):

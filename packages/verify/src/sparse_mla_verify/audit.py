@@ -91,7 +91,7 @@ def gather(options: argparse.Namespace, cases: Sequence[Case], console: Console)
             return collect.from_recording(recording, cases, progress, workers=options.workers)
         if gpu_name():
             return collect.from_gpu(cases, progress, workers=options.workers)[0]
-        return collect.from_nothing(cases, progress)
+        return collect.from_nothing(cases, progress, workers=options.workers)
 
 
 def gpu_name() -> str | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparse_mla_verify.cases import NAN_BYTE, Case
 from sparse_mla_verify.compare import values_of
-from sparse_mla_verify.evidence import CaseEvidence, Evidence
+from sparse_mla_verify.evidence import LIVE, RECORDED, CaseEvidence, Evidence
 from sparse_mla_verify.runs import GUARD_ROWS, POISONS
 from sparse_mla_verify.structure import CHECKS as STRUCTURE
 
@@ -73,6 +73,15 @@ def _decided(ok: bool, figures: str, details: Iterable[str] = ()) -> Verdict:
     return Verdict(Status.PASS if ok else Status.FAIL, figures, () if ok else tuple(details))
 
 
+def _of_a_kernel(
+    evidence: Evidence, ok: bool, figures: str, details: Iterable[str] = ()
+) -> Verdict:
+    """A verdict that only a kernel's own results can pass."""
+    if ok and evidence.source not in (LIVE, RECORDED):
+        return _undecided(f"{figures}, but these are a stand-in's results, not a kernel's")
+    return _decided(ok, figures, details)
+
+
 def _over_cases(
     evidence: Evidence,
     wrong: Callable[[CaseEvidence], int],
@@ -87,7 +96,7 @@ def _over_cases(
     if size == 0:
         return _undecided(f"none of these cases has such elements ({unit})")
     details = [d for c in evidence.cases if wrong(c) for d in (c.details or (c.case.name,))]
-    verdict = _decided(bad == 0, f"{bad:,} of {size:,} {unit}", details[:10])
+    verdict = _of_a_kernel(evidence, bad == 0, f"{bad:,} of {size:,} {unit}", details[:10])
     if verdict.status is Status.PASS and evidence.stale:
         stale = ", ".join(evidence.stale[:5])
         return _undecided(f"{verdict.figures}; {len(evidence.stale)} cases not recorded: {stale}")
@@ -119,7 +128,7 @@ def error_bounds(evidence: Evidence) -> Verdict:
     """Every element is as close to the exact answer as the bound derived for it says."""
     worst = max((c.assessment.bounds.worst_share for c in evidence.cases), default=0.0)
     free = sum(c.assessment.bounds.unbounded for c in evidence.cases)
-    unit = f"elements outside; the closest uses {worst:.0%} of its bound; {free:,} have none"
+    unit = f"elements outside; the worst uses {worst:.4f} of its bound; {free:,} have none"
     if evidence.cases and free == sum(c.assessment.bounds.elements for c in evidence.cases):
         return _undecided("no element has a finite bound")
     first = [d for c in evidence.cases for d in c.assessment.bounds.first]
@@ -209,7 +218,7 @@ def _check(evidence: Evidence, name: str) -> Verdict:
     if check is None:
         return _undecided("neither run nor recorded")
     figures = f"{check.differing:,} of {check.elements:,} elements differ"
-    return _decided(check.same, figures, [check.first])
+    return _of_a_kernel(evidence, check.same, figures, [check.first])
 
 
 @claim("schedule", "bit-exact")

@@ -1,14 +1,19 @@
 """Gathering evidence: from the GPU that is there, or from a recording of one."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from importlib import metadata
+from multiprocessing import get_context
 from typing import Protocol
 
 import numpy as np
 
 from sparse_mla_verify.cases import Case, Signature
 from sparse_mla_verify.evidence import (
+    COMPILED,
     LIVE,
     RECORDED,
     Evidence,
@@ -46,9 +51,6 @@ class Hashed(Artifact, Protocol):
         """In hex."""
 
 
-Compile = Callable[[Signature, str], Hashed]  # signature, architecture
-
-
 def from_gpu(
     cases: Sequence[Case], progress: Progress, *, workers: int | None = None
 ) -> tuple[Evidence, Recording]:
@@ -76,20 +78,19 @@ def from_gpu(
         workers=workers,
         advance=lambda case, tiles: progress.advance("reference", tiles),
     )
-    ran = runner.artifacts
-    compiled, notes = _compile_all(map(signature_of, ran), host.arch, progress)
-    findings, more = _inspect_all(ran)
-    cubins = {key: artifact.sha256 for key, artifact in ran.items()}
+    ran = {key: inspect(artifact) for key, artifact in runner.artifacts.items()}
+    source, notes = _inspect_source(map(signature_of, ran), host.arch, progress, workers)
+    cubins = {key: inspected.sha256 for key, inspected in ran.items()}
     evidence = Evidence(
         source=LIVE,
         host=host,
         cases=tuple(live_case(c, outputs[c.name], assessed[c.name]) for c in cases),
         checks=checks,
         cubins=cubins,
-        compiled={key: artifact.sha256 for key, artifact in compiled.items()},
+        compiled={key: inspected.sha256 for key, inspected in source.items()},
         compiler=dsl_version(),
-        findings=findings,
-        notes=(*notes, *more),
+        findings={key: inspected.findings for key, inspected in ran.items()},
+        notes=notes,
     )
     recording = Recording(
         source=KERNEL,
@@ -120,10 +121,11 @@ def from_recording(
         advance=lambda case, tiles: progress.advance("reference", tiles),
     )
     needed = sorted({case.signature.key for case in cases} & set(recording.cubins))
-    compiled, notes = _compile_all(map(signature_of, needed), recording.host.arch, progress)
-    findings, more = _inspect_all(compiled)
+    source, notes = _inspect_source(
+        map(signature_of, needed), recording.host.arch, progress, workers
+    )
     return Evidence(
-        source=RECORDED,
+        source=RECORDED if recording.source == KERNEL else recording.source,
         host=recording.host,
         cases=tuple(
             recorded_case(case, record, recording.arrays, assessed[case.name])
@@ -131,29 +133,29 @@ def from_recording(
         ),
         checks={check.name: check for check in recording.checks},
         cubins={key: recording.cubins[key] for key in needed},
-        compiled={key: artifact.sha256 for key, artifact in compiled.items()},
+        compiled={key: inspected.sha256 for key, inspected in source.items()},
         compiler=dsl_version(),
-        findings=findings,
+        findings={key: inspected.findings for key, inspected in source.items()},
         stale=stale,
-        notes=(*notes, *more),
+        notes=notes,
     )
 
 
-def from_nothing(cases: Sequence[Case], progress: Progress) -> Evidence:
+def from_nothing(
+    cases: Sequence[Case], progress: Progress, *, workers: int | None = None
+) -> Evidence:
     """Neither a GPU nor a recording: what the compiled code alone can say."""
-    signatures = sorted({case.signature for case in cases})
-    compiled, notes = _compile_all(signatures, "sm_90", progress)
-    findings, more = _inspect_all(compiled)
+    source, notes = _inspect_source({c.signature for c in cases}, "sm_90", progress, workers)
     return Evidence(
-        source="compiled",
+        source=COMPILED,
         host=None,
         cases=(),
         checks={},
         cubins={},
-        compiled={key: artifact.sha256 for key, artifact in compiled.items()},
+        compiled={key: inspected.sha256 for key, inspected in source.items()},
         compiler=dsl_version(),
-        findings=findings,
-        notes=(*notes, *more),
+        findings={key: inspected.findings for key, inspected in source.items()},
+        notes=notes,
     )
 
 
@@ -188,33 +190,54 @@ def cross_compiled(signature: Signature, arch: str) -> Hashed:
     return artifact
 
 
-def _compile_all(
-    signatures: Iterable[Signature], arch: str, progress: Progress
-) -> tuple[dict[str, Hashed], tuple[str, ...]]:
-    wanted = list(signatures)
-    progress.start("compile", len(wanted))
-    compiled = {}
-    for signature in wanted:
+@dataclass(frozen=True)
+class Inspected:
+    """A cubin's SHA-256, what the structural checks found, and what kept any from being made."""
+
+    sha256: str
+    findings: Mapping[str, Finding]
+    notes: tuple[str, ...] = ()
+
+
+def inspect(artifact: Hashed) -> Inspected:
+    """Every structural check on an artifact; those that need a missing tool are left out."""
+    code, findings, notes = Code(artifact), {}, set()
+    for name, check in CHECKS.items():
         try:
-            compiled[signature.key] = cross_compiled(signature, f"{arch}a")
-        except ImportError as missing:
-            return {}, (f"the kernel package can't be imported: {missing}",)
-        progress.advance("compile")
-    return compiled, ()
+            findings[name] = check(code)
+        except (FileNotFoundError, RuntimeError) as missing:  # no disassembler, or an old one
+            notes.add(str(missing))
+    return Inspected(artifact.sha256, findings, tuple(sorted(notes)))
 
 
-def _inspect_all(
-    artifacts: Mapping[str, Artifact],
-) -> tuple[dict[str, dict[str, Finding]], tuple[str, ...]]:
-    """Every structural check on every artifact; those that need a missing tool, left out."""
-    findings: dict[str, dict[str, Finding]] = {}
-    notes = set()
-    for key, artifact in artifacts.items():
-        code = Code(artifact)
-        findings[key] = {}
-        for name, check in CHECKS.items():
-            try:
-                findings[key][name] = check(code)
-            except (FileNotFoundError, RuntimeError) as missing:  # no disassembler, or an old one
-                notes.add(str(missing))
-    return findings, tuple(sorted(notes))
+def _compile_and_inspect(signature: Signature, arch: str) -> Inspected:
+    return inspect(cross_compiled(signature, arch))
+
+
+def _inspect_source(
+    signatures: Iterable[Signature], arch: str, progress: Progress, workers: int | None
+) -> tuple[dict[str, Inspected], tuple[str, ...]]:
+    """Today's source, compiled for every signature and inspected, by signature; and notes."""
+    wanted = sorted(signatures)
+    progress.start("compile", len(wanted))
+    found: dict[str, Inspected] = {}
+    try:
+        for signature, inspected in _mapped(wanted, f"{arch}a", workers):
+            found[signature.key] = inspected
+            progress.advance("compile")
+    except ImportError as missing:
+        return {}, (f"the kernel package can't be imported: {missing}",)
+    return found, tuple(sorted({note for each in found.values() for note in each.notes}))
+
+
+def _mapped(
+    signatures: Sequence[Signature], arch: str, workers: int | None
+) -> Iterator[tuple[Signature, Inspected]]:
+    count = min(workers or os.cpu_count() or 1, len(signatures))
+    if count <= 1:
+        yield from ((s, _compile_and_inspect(s, arch)) for s in signatures)
+        return
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(_compile_and_inspect, s, arch): s for s in signatures}
+        for future in as_completed(futures):
+            yield futures[future], future.result()

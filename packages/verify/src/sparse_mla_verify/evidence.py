@@ -14,7 +14,7 @@ from sparse_mla_verify.recordings import Check, Host, RecordedCase, Recording, d
 from sparse_mla_verify.runs import Output, Runner, run_poisoned
 from sparse_mla_verify.structure import Finding
 
-LIVE, RECORDED = "live", "recorded"
+LIVE, RECORDED, COMPILED = "live", "recorded", "compiled"
 
 Step = Callable[[str], None]  # told of each case when it is done
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparse_mla_verify.claims import Claim, Status, Verdict, exit_status
-from sparse_mla_verify.evidence import CaseEvidence, Evidence
+from sparse_mla_verify.evidence import LIVE, RECORDED, CaseEvidence, Evidence
 from sparse_mla_verify.recordings import Outcome, Recording
 from sparse_mla_verify.ulp import UlpErrors, bin_labels
 
@@ -68,9 +68,11 @@ def source_line(evidence: Evidence) -> str:
     if host is None:
         return "no GPU and no recording: the compiled code alone"
     where = f"{host.gpu}, driver {host.driver}, CUDA {host.cuda}, DSL {host.dsl}"
-    if evidence.source == "live":
+    if evidence.source == LIVE:
         return f"run on this machine: {where}"
-    return f"recorded on {host.date}: {where}"
+    if evidence.source == RECORDED:
+        return f"recorded on {host.date}: {where}"
+    return f"{evidence.source}, no results of a kernel: {where}"
 
 
 # The terminal
@@ -103,9 +105,11 @@ def claims_table(results: Results) -> Table:
 
 def families_table(families: Sequence[FamilyFigures]) -> Table:
     """A line for each family of cases."""
-    table = Table(title="Families (errors against the exact answer)", title_justify="left")
-    table.add_column("family")
-    numbers = ("cases", "tiles", "differ", "<= 0.5 ULP", "worst of row", "of bound")
+    table = Table(
+        title="Families: latent errors against the exact answer, in BF16 ULP", title_justify="left"
+    )
+    table.add_column("family", no_wrap=True)
+    numbers = ("cases", "tiles", "differ", "<= 0.5", "row's worst", "of bound")
     for column in numbers:
         table.add_column(column, justify="right")
     for f in families:
@@ -118,7 +122,7 @@ def families_table(families: Sequence[FamilyFigures]) -> Table:
             str(f.tiles_differing),
             f"{correct:.1%}",
             f"{f.row_errors.worst:.2f}",
-            f"{f.worst_share:.0%}",
+            f"{f.worst_share:.3f}",
         )
     return table
 
@@ -129,14 +133,14 @@ def histogram_table(families: Sequence[FamilyFigures]) -> Table:
     row = sum((f.row_errors for f in families), UlpErrors())
     table = Table(title="Latent errors in BF16 ULP, all families", title_justify="left")
     for column in ("ULP", "of the element", "", "of the row's largest", ""):
-        table.add_column(column, justify="right" if column else "left")
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
     total = max(1, own.elements)
     labels = (*bin_labels(), "same NaN or inf", "unordered")
     for k, label in enumerate(labels):
         cells = [label]
         for errors in (own, row):
             count = (*errors.counts, errors.matched, errors.unordered)[k]
-            cells += [f"{count:,}", f"{count / total:7.3%} " + "█" * round(20 * count / total)]
+            cells += [f"{count:,}", f"{count / total:7.3%} " + "█" * round(10 * count / total)]
         table.add_row(*cells)
     return table
 
