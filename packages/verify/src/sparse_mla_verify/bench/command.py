@@ -1,0 +1,149 @@
+"""The benchmark command.
+
+    python -m sparse_mla_verify.bench                       # run, the whole grid
+    python -m sparse_mla_verify.bench --quick               # run, a few points
+    python -m sparse_mla_verify.bench table FILE            # a run's table and plot again
+    python -m sparse_mla_verify.bench policy FILE --max-keys 2048
+
+Exit status of a run: 0; 1 when an implementation failed or computes something else; 2 without a
+GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from sparse_mla_verify.bench import policy, report
+from sparse_mla_verify.bench.grid import FULL, QUICK, QUICK_WIDE, WIDE, WIDTH
+from sparse_mla_verify.bench.results import FLASHMLA, load
+
+PROGRAM = "python -m sparse_mla_verify.bench"
+_PRIVATE = ("--out", "--plot", "--flashmla")  # options whose values are places on a machine
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; the exit status. `run` is the one when none is named."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] not in (*_COMMANDS, "-h", "--help"):
+        given.insert(0, "run")
+    options = _parser().parse_args(given)
+    options.said = said(given)
+    command: Callable[[argparse.Namespace], int] = _COMMANDS[options.command]
+    return command(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="time everything on the GPU (the default)")
+    run.add_argument("--quick", action="store_true", help=f"{len(QUICK)} points of {len(FULL)}")
+    run.add_argument("--budget", type=_positive, help="seconds; starts no point that passes them")
+    run.add_argument("--out", type=Path, default=Path("bench_latency.json"), help="the JSON")
+    run.add_argument("--plot", type=Path, help="PNG or SVG; beside the JSON if left out")
+    run.add_argument(
+        "--flashmla", type=Path, help="folder of FlashMLA ($FLASHMLA_DIR, else vLLM's if left out)"
+    )
+    run.add_argument(
+        "--schedule",
+        action="append",
+        default=[],
+        metavar="split=8,...",
+        help="time our kernel with this schedule as well; may be given several times",
+    )
+    run.add_argument("--cache", choices=("cold", "warm"), default="cold", help="the L2")
+    run.add_argument("--width", type=int, default=WIDTH, help="row ids that a list of ours holds")
+    run.add_argument("--trials", type=int, default=25, help="of a point")
+    table = commands.add_parser("table", help="print a run's table; plot it")
+    table.add_argument("file", type=Path)
+    table.add_argument("--plot", type=Path, help="PNG or SVG")
+    table_text = commands.add_parser("policy", help="the policy table that follows from a run")
+    table_text.add_argument("file", type=Path)
+    table_text.add_argument("--max-keys", type=int, required=True, help="keys that count, at most")
+    table_text.add_argument("--peer", default=FLASHMLA, help="what ours must beat")
+    return parser
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return number
+
+
+def said(given: Sequence[str]) -> str:
+    """The command as a record has it: no places on a machine."""
+    kept: list[str] = []
+    skip = False
+    for word in given:
+        if not skip and word.partition("=")[0] not in _PRIVATE:
+            kept.append(word)
+        skip = not skip and word in _PRIVATE
+    return f"{PROGRAM} {shlex.join(kept)}"
+
+
+def _run(options: argparse.Namespace) -> int:
+    console = Console()
+    if options.trials < 1 or options.width < WIDTH:
+        console.print(f"--trials may be 1 or more, --width {WIDTH} or more", style="red")
+        return 2
+    try:
+        import torch
+    except ImportError:
+        torch = None
+    if torch is None or not torch.cuda.is_available():
+        console.print("the benchmark needs an NVIDIA GPU and PyTorch with CUDA", style="red")
+        return 2
+    from sparse_mla_verify.bench import session
+
+    began = time.perf_counter()
+    folder = options.flashmla or (Path(p) if (p := os.environ.get("FLASHMLA_DIR")) else None)
+    try:
+        bench = session.on_gpu(options, folder, console)
+    except ValueError as error:  # of --schedule
+        console.print(str(error), style="red", markup=False)
+        return 2
+    points, wide = (QUICK, QUICK_WIDE) if options.quick else (FULL, WIDE)
+    run = session.run(bench, points, wide, options, began, console)
+    report.print_report(console, run)
+    plot = options.plot or options.out.with_suffix(".svg")
+    files = [str(options.out)]
+    try:
+        report.write_plot(plot, run)
+        files.append(str(plot))
+    except ValueError as error:  # too few points for one
+        console.print(f"no plot: {error}", markup=False, highlight=False)
+    console.print(f"written: {', '.join(files)}", markup=False, highlight=False)
+    return session.close(run, console)
+
+
+def _table(options: argparse.Namespace) -> int:
+    run = load(options.file)
+    report.print_report(Console(), run)
+    if options.plot:
+        report.write_plot(options.plot, run)
+    return 0
+
+
+def _policy(options: argparse.Namespace) -> int:
+    try:
+        text = policy.table_text(load(options.file), max_keys=options.max_keys, peer=options.peer)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(text)
+    return 0
+
+
+_COMMANDS = {"run": _run, "table": _table, "policy": _policy}

@@ -1,0 +1,45 @@
+"""The points that are timed, and their order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 16)
+HEADS = (16, 64, 96, 128)
+KEYS = (0, 16, 64, 128, 256, 512, 1024, 2048)
+WIDTH = 2048  # row ids that a list holds, at every point: one kernel serves all key counts
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """A batch: decode rows, query heads, and the keys of each row."""
+
+    rows: int
+    heads: int
+    keys: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.heads} x {self.keys}"
+
+
+CHECKPOINT = Point(5, 96, 256)
+FULL = tuple(Point(*sizes) for sizes in itertools.product(ROWS, HEADS, KEYS))
+QUICK = (
+    *(Point(5, 96, keys) for keys in (0, 16, 64, 256, 512, 2048)),
+    Point(8, 96, 256),
+    *(Point(16, 96, keys) for keys in (256, 512)),
+    Point(8, 16, 2048),
+    Point(8, 128, 2048),
+)
+#: Where a list of 2048 ids with 256 valid ones is compared with a list of 256.
+WIDE = tuple(Point(rows, 96, 256) for rows in (1, 5, 8, 16))
+QUICK_WIDE = (CHECKPOINT,)
+
+
+def ordered(points: Iterable[Point]) -> tuple[Point, ...]:
+    """The points of `QUICK` first, so that a short budget leaves out the others; then by shape."""
+    wanted = set(points)
+    first = [point for point in QUICK if point in wanted]
+    return (*first, *sorted(wanted.difference(first)))

@@ -1,0 +1,171 @@
+"""A run as a table and as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from sparse_mla_verify.bench.grid import FULL
+from sparse_mla_verify.bench.results import BASE, FLASHMLA, FLOOR, NAMES, OURS, PYTORCH, Result, Run
+from sparse_mla_verify.bench.summary import targets
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Name, colour and marker: fixed, so that an implementation looks the same in every run's plot.
+STYLE = {
+    OURS: ("ours", "#0072B2", "o"),
+    BASE: ("base schedule", "#56B4E9", "s"),
+    FLASHMLA: ("FlashMLA", "#D55E00", "^"),
+    PYTORCH: ("PyTorch", "#999999", "v"),
+    FLOOR: ("empty cluster kernel", "#000000", ""),
+}
+OTHERS = ("#009E73", "#CC79A7", "#E69F00", "#F0E442")
+PANELS = 4
+
+
+def print_report(console: Console, run: Run) -> None:
+    """All points, the wide lists, host times, and the targets."""
+    console.print(points_table(run))
+    if run.wide:
+        console.print(_wide_table(run.wide))
+    for name, spread in run.host_us.items():
+        text = f"host time of {name}: {spread['median']:.1f} us ({_range(spread)}) a call"
+        console.print(text, markup=False, highlight=False)
+    console.print(_targets_table(run))
+    if run.left_out:
+        console.print(f"{len(run.left_out)} points were left out: the budget was spent")
+
+
+def points_table(run: Run) -> Table:
+    """A line a point: microseconds (10th to 90th percentile), and ratios."""
+    table = Table(title=_title(run), title_justify="left")
+    table.add_column("rows x heads x keys")
+    for name in run.names:
+        table.add_column(f"{_label(name)} us", justify="right")
+    pairs = [(OURS, to) for to in (BASE, FLASHMLA) if {OURS, to} <= set(run.names)]
+    for of, to in pairs:
+        table.add_column(f"{_label(of)} / {_label(to)}", justify="right")
+    for result in sorted(run.results, key=lambda result: result.point):
+        ratios = [result.ratio(of, to) for of, to in pairs]
+        table.add_row(
+            str(result.point),
+            *(_time(result, name) for name in run.names),
+            *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+        )
+    return table
+
+
+def _wide_table(results: Sequence[Result]) -> Table:
+    names = list(dict.fromkeys(name for result in results for name in result.times_us))
+    table = Table(title="A list as wide as the keys, and one of 2048 ids", title_justify="left")
+    table.add_column("rows x heads x keys")
+    for name in names:
+        table.add_column(f"{name.replace('_', ', ')} us", justify="right")
+    for result in results:
+        table.add_row(str(result.point), *(_time(result, name) for name in names))
+    return table
+
+
+def _targets_table(run: Run) -> Table:
+    table = Table("target", "figure", "at most", "points", "met", title="Targets")
+    table.title_justify = "left"
+    words = {True: "yes", False: "no", None: "not known"}
+    for target in targets(run, FULL):
+        figure = "" if target.figure is None else f"{target.figure:.3g}"
+        points = f"{target.measured} of {target.expected}"
+        table.add_row(target.what, figure, f"{target.limit:g}", points, words[target.met])
+    return table
+
+
+def _title(run: Run) -> str:
+    about = run.about
+    return f"{about.get('gpu')}, driver {about.get('driver')}, {about.get('date')}"
+
+
+def _time(result: Result, name: str) -> str:
+    if name not in result.times_us:
+        return "failed" if name in result.failed else ""
+    low, high = result.spread_us[name]
+    return f"{result.times_us[name]:.2f} ({low:.2f}-{high:.2f})"
+
+
+def _range(spread: dict[str, float]) -> str:
+    return f"{spread['low']:.1f}-{spread['high']:.1f}"
+
+
+def _label(name: str) -> str:
+    return STYLE[name][0] if name in STYLE else name
+
+
+def write_plot(path: Path, run: Run) -> None:
+    """Time against keys, a panel a batch shape, a line an implementation.
+
+    The suffix says the format. Raises ValueError if no shape has at least two key counts.
+    """
+    shapes = shown_shapes(run.results)
+    if not shapes:
+        raise ValueError("the run has no batch shape with two key counts")
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    columns = min(2, len(shapes))
+    lines = -(-len(shapes) // columns)
+    with mpl.rc_context({"svg.hashsalt": "bench", "font.size": 9}):
+        size = (5.6 * columns + 0.4, 3.4 * lines + 0.9)
+        figure, grid = plt.subplots(lines, columns, figsize=size, layout="constrained")
+        panels = list(grid.flat) if len(shapes) > 1 else [grid]
+        for axes, shape in zip(panels, shapes, strict=False):
+            _panel(axes, run, shape)
+        for axes in panels[len(shapes) :]:
+            axes.axis("off")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=5, frameon=False)
+        figure.supxlabel(f"keys a row. {_title(run)}", fontsize=8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Without a date, so that the same run gives the same bytes.
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(path, dpi=150, metadata=metadata)
+        plt.close(figure)
+
+
+def shown_shapes(results: Sequence[Result]) -> list[tuple[int, int]]:
+    """Up to four `(rows, heads)` with the most key counts, 96 heads before others."""
+    counts: dict[tuple[int, int], int] = {}
+    for result in results:
+        shape = (result.point.rows, result.point.heads)
+        counts[shape] = counts.get(shape, 0) + 1
+    several = {shape: count for shape, count in counts.items() if count > 1}
+    wanted = [(rows, 96) for rows in (1, 5, 8, 16)]
+    ranked = sorted(several, key=lambda shape: (-several[shape], shape not in wanted, shape))
+    return sorted(ranked[:PANELS])
+
+
+def _panel(axes: Axes, run: Run, shape: tuple[int, int]) -> None:
+    results = sorted(
+        (r for r in run.results if (r.point.rows, r.point.heads) == shape), key=lambda r: r.point
+    )
+    # Equal steps: the key counts double, and there is 0.
+    places = range(len(results))
+    extra = iter(OTHERS * len(run.names))
+    for name in (*filter(run.names.__contains__, NAMES), *(n for n in run.names if n not in NAMES)):
+        label, color, marker = STYLE.get(name) or (name, next(extra), ".")
+        there = [k for k in places if name in results[k].times_us]
+        times = [results[k].times_us[name] for k in there]
+        style = "--" if name == FLOOR else "-"
+        axes.plot(there, times, style, color=color, marker=marker, ms=4, lw=1.4, label=label)
+        low = [results[k].spread_us[name][0] for k in there]
+        high = [results[k].spread_us[name][1] for k in there]
+        axes.fill_between(there, low, high, color=color, alpha=0.2, lw=0)
+    axes.set_xticks(list(places), [str(result.point.keys) for result in results])
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_ylabel("us a launch")
+    axes.set_title(f"{shape[0]} rows x {shape[1]} heads", fontsize=9)
+    axes.grid(True, axis="y", which="both", lw=0.3, alpha=0.6)

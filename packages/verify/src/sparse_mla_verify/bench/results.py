@@ -1,0 +1,133 @@
+"""What a run found, as it stands in the JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sparse_mla_verify.bench.grid import Point
+
+OURS, BASE, FLASHMLA, PYTORCH, FLOOR = "ours", "base", "flashmla", "pytorch", "floor"
+NAMES = (OURS, BASE, FLASHMLA, PYTORCH, FLOOR)  # always in the JSON, null where not measured
+SUFFIX = "_us"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A point: microseconds a launch (median) and their 10th and 90th percentile, by name.
+
+    relative_error is the norm of the difference from the float64 result over the result's norm;
+    notes say what else was particular, failed why an implementation has no time.
+    """
+
+    point: Point
+    width: int
+    times_us: Mapping[str, float]
+    spread_us: Mapping[str, tuple[float, float]]
+    trials: int
+    relative_error: Mapping[str, float] = field(default_factory=dict)
+    sm_mhz: int | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    def ratio(self, of: str, to: str) -> float | None:
+        """One time over another, None where one is missing."""
+        if of in self.times_us and to in self.times_us:
+            return self.times_us[of] / self.times_us[to]
+        return None
+
+    def plain(self, always: Iterable[str] = NAMES) -> dict[str, Any]:
+        """The result as JSON has it."""
+        point, names = self.point, dict.fromkeys((*always, *self.times_us))
+        return {
+            "rows": point.rows,
+            "heads": point.heads,
+            "keys": point.keys,
+            **{name + SUFFIX: _rounded(self.times_us.get(name)) for name in names},
+            "spread_us": {n: [_rounded(t) for t in pair] for n, pair in self.spread_us.items()},
+            "trials": self.trials,
+            "width": self.width,
+            "relative_error": {n: float(f"{e:.3g}") for n, e in self.relative_error.items()},
+            "sm_mhz": self.sm_mhz,
+            "notes": dict(self.notes),
+            "failed": dict(self.failed),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Result:
+        """Read what `plain` gave."""
+        times = {k.removesuffix(SUFFIX): t for k, t in plain.items() if k.endswith(SUFFIX)}
+        del times["spread"]
+        spread = {name: (low, high) for name, (low, high) in plain["spread_us"].items()}
+        return cls(
+            Point(plain["rows"], plain["heads"], plain["keys"]),
+            plain["width"],
+            {name: time for name, time in times.items() if time is not None},
+            spread,
+            plain["trials"],
+            plain["relative_error"],
+            plain["sm_mhz"],
+            plain["notes"],
+            plain["failed"],
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole run. about holds the machine, the method and the code: the JSON's other entries."""
+
+    about: Mapping[str, Any]
+    results: Sequence[Result]
+    wide: Sequence[Result] = ()
+    host_us: Mapping[str, Any] = field(default_factory=dict)
+    left_out: Sequence[Point] = ()
+
+    def at(self, point: Point) -> Result | None:
+        """The result at a point, if it was measured."""
+        return next((result for result in self.results if result.point == point), None)
+
+    @property
+    def names(self) -> list[str]:
+        """The implementations that have a time somewhere."""
+        return list(dict.fromkeys(name for result in self.results for name in result.times_us))
+
+    def save(self, path: Path) -> None:
+        """Write the JSON; its folder is made if need be."""
+        plain = {
+            **self.about,
+            "host_us": dict(self.host_us),
+            "left_out": [[p.rows, p.heads, p.keys] for p in self.left_out],
+            "wide": [result.plain(always=()) for result in self.wide],
+            "results": [result.plain() for result in sorted(self.results, key=_point)],
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(plain, indent=1) + "\n")
+
+
+def load(path: Path) -> Run:
+    """Read a run's JSON.
+
+    Raises ValueError for a file that is none.
+    """
+    plain = json.loads(path.read_text())
+    if not isinstance(plain, dict) or "results" not in plain:
+        raise ValueError(f"path: {path} is no benchmark's JSON")
+    parts = ("host_us", "left_out", "wide", "results")
+    return Run(
+        {key: value for key, value in plain.items() if key not in parts},
+        [Result.from_plain(result) for result in plain["results"]],
+        [Result.from_plain(result) for result in plain["wide"]],
+        plain["host_us"],
+        [Point(*sizes) for sizes in plain["left_out"]],
+    )
+
+
+def _point(result: Result) -> Point:
+    return result.point
+
+
+def _rounded(time_us: float | None) -> float | None:
+    return None if time_us is None else round(time_us, 3)

@@ -1,0 +1,199 @@
+"""A run from its options to its JSON."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import TimeElapsedColumn as Elapsed
+
+from sparse_mla_kernel import BASE, run_sparse, sparse_decode
+from sparse_mla_verify import gpu
+from sparse_mla_verify.bench import machine, timing
+from sparse_mla_verify.bench.grid import Point, ordered
+from sparse_mla_verify.bench.measure import Bench, disagreeing
+from sparse_mla_verify.bench.results import Result, Run
+from sparse_mla_verify.bench.workload import SETS, Pool, workload
+from sparse_mla_verify.peers import Call, Implementation, flashmla, floor
+from sparse_mla_verify.peers.ours import Sparse, parse_schedule
+from sparse_mla_verify.peers.pytorch import PyTorch
+
+HOST_POINT = Point(5, 96, 16)  # few keys: the GPU takes less time than the host
+
+COLD = (
+    "each replay of a graph follows a read of 256 MiB, and its launches have inputs and outputs of "
+    "their own: none of their data is in the L2"
+)
+WARM = (
+    "each replay of a graph follows another of the same graph: the L2 has what fits of its "
+    "launches' inputs and outputs, which are each launch's own"
+)
+
+
+def on_gpu(options: argparse.Namespace, folder: Path | None, console: Console) -> Bench:
+    """The benchmark of this GPU; says what it compares."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    peer, found = flashmla.find(folder)
+    console.print(f"FlashMLA: {found}", markup=False, highlight=False)
+    base = Sparse("base", BASE)
+    implementations: list[Implementation] = [
+        Sparse("ours"),
+        base,
+        *(Sparse(text, parse_schedule(text)) for text in options.schedule),
+        *([peer] if peer else []),
+        PyTorch(),
+        floor.Floor(device, BASE.split),
+    ]
+    timer = timing.GraphTimer(device, warm=options.cache == "warm")
+    return Bench(
+        pool=Pool(device),
+        implementations=implementations,
+        timer=timer,
+        width=options.width,
+        sm_mhz=machine.sm_mhz,
+        sets=SETS,
+        trials=options.trials,
+    )
+
+
+def run(
+    bench: Bench,
+    points: Sequence[Point],
+    wide: Sequence[Point],
+    options: argparse.Namespace,
+    began: float,
+    console: Console,
+) -> Run:
+    """Measure, and write the JSON: also of what was measured before an error or an interrupt."""
+    results: list[Result] = []
+    wides: list[Result] = []
+    hosts: dict[str, Any] = {}
+    todo = ordered(points)
+    done: list[Point] = []
+
+    def now() -> Run:
+        about = about_run(bench, options, time.perf_counter() - began)
+        left_out = [point for point in todo if point not in done]
+        return Run(about, results, wides, hosts, left_out)
+
+    try:
+        hosts.update(host_times(bench))
+        columns = (TextColumn("{task.description:>16}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, Elapsed(), console=console) as bars:
+            task = bars.add_task("", total=len(todo) + len(wide))
+            measure = Budget(options.budget, began)
+            for point in wide:
+                bars.update(task, description=f"{point} wide")
+                measure(functools.partial(bench.wide, point), wides.append)
+                bars.advance(task)
+            for point in todo:
+                bars.update(task, description=str(point))
+                if measure(functools.partial(bench.point, point), results.append):
+                    done.append(point)
+                bars.advance(task)
+    finally:
+        now().save(options.out)
+    return now()
+
+
+class Budget:
+    """Measures points until one more would pass a budget of seconds; None is no limit."""
+
+    def __init__(
+        self,
+        seconds: float | None,
+        began: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.seconds = seconds
+        self.began = began
+        self.clock = clock
+        self._longest = 0.0
+
+    def __call__(self, measure: Callable[[], Result], keep: Callable[[Result], None]) -> bool:
+        """Measure and keep, if one as long as the longest so far fits; whether it did."""
+        start = self.clock()
+        if self.seconds is not None and start - self.began + self._longest > self.seconds:
+            return False
+        keep(measure())
+        self._longest = max(self._longest, self.clock() - start)
+        return True
+
+
+def host_times(bench: Bench) -> dict[str, dict[str, float]]:
+    """Host time of one eager call, by function, at 5 x 96 x 16."""
+    work = workload(bench.pool, HOST_POINT, bench.width, sets=1)
+    ours = next(i for i in bench.implementations if isinstance(i, Sparse))
+    prepared = ours.prepare(work)
+    decode = functools.partial(
+        sparse_decode,
+        work.query[0],
+        work.pool.kv,
+        work.rows[0],
+        work.valid,
+        scale_log2=work.scale_log2,
+        out_scale=work.out_scale,
+    )
+    calls: dict[str, Call] = {
+        run_sparse.__name__: prepared.calls[0],
+        sparse_decode.__name__: decode,
+    }
+    for peer in bench.implementations:
+        if isinstance(peer, flashmla.FlashMLA):
+            calls[peer.interface.flash_mla_with_kvcache.__name__] = peer.prepare(work).calls[0]
+    return {name: dataclasses.asdict(timing.host_time(call)) for name, call in calls.items()}
+
+
+def about_run(bench: Bench, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """The machine, the code and the method."""
+    ours = {i.name: i for i in bench.implementations if isinstance(i, Sparse)}
+    peers = [i for i in bench.implementations if isinstance(i, flashmla.FlashMLA)]
+    host = dataclasses.asdict(gpu.host())
+    return {
+        "gpu": host["gpu"],
+        "driver": host["driver"],
+        "date": host["date"],
+        "command": options.said,
+        "seconds": round(seconds, 1),
+        "cubin_sha256": ours["ours"].cubins,
+        "base_cubin_sha256": ours["base"].cubins,
+        "compile_seconds": {name: round(i.compile_seconds, 2) for name, i in ours.items()},
+        "versions": {**host, "flashmla": peers[0].source if peers else None},
+        "clocks": machine.query(machine.FIELDS, machine.own_gpu()),
+        "method": about_method(bench, options.cache),
+    }
+
+
+def about_method(bench: Bench, cache: str) -> dict[str, Any]:
+    """How the figures were taken."""
+    return {
+        "time": "median over trials of a CUDA graph's time per launch; spread: 10th, 90th "
+        "percentile; implementations in turn within each trial",
+        "launches": bench.sets,
+        "trials": bench.trials,
+        "warmup_trials": timing.WARMUP,
+        "pool_rows": len(bench.pool.kv),
+        "cache": COLD if cache == "cold" else WARM,
+        "width": f"our lists hold {bench.width} ids at every point, -1 past the keys",
+        "flashmla": (flashmla.__doc__ or "").strip(),
+        "floor": (floor.__doc__ or "").strip(),
+        "relative_error": "norm of the difference from a float64 decode over its norm, of the "
+        "first and the last launch of a graph",
+        "host_us": f"one eager call at {HOST_POINT}, from 21 batches of 100 calls",
+    }
+
+
+def close(run: Run, console: Console) -> int:
+    """Say where an implementation computes something else or failed; the exit status."""
+    wrong = disagreeing([*run.results, *run.wide])
+    for line in wrong:
+        console.print(line, style="red", markup=False, highlight=False)
+    return 1 if wrong else 0

@@ -1,0 +1,148 @@
+"""Timing: a CUDA graph of many launches for GPU time, a clock for host time.
+
+What needs a GPU is `GraphTimer`; the rest takes any replay that says how long it took.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from sparse_mla_verify.peers import Call
+
+Replay = Callable[[], float]  # runs a graph once; microseconds a launch
+
+WARMUP = 3  # trials that don't count
+TRIALS = 25
+LEAST_TRIALS = 9  # however long they take
+POINT_SECONDS = 0.5  # after which no further trial of a point starts
+EVICT_BYTES = 2**28  # read before a trial: four times an L2 of 60 MB
+
+
+class Timer(Protocol):
+    """What makes replays of calls."""
+
+    def capture(self, calls: Sequence[Call]) -> Replay:
+        """Run the calls once, then capture them."""
+
+
+class GraphTimer:
+    """Replays CUDA graphs on a stream of its own, with a cold or a warm L2.
+
+    Cold: before each replay a buffer larger than the L2 is read (not written: dirty lines would
+    have to go out under the timed launches). It also keeps the GPU busy until the graph has been
+    submitted, so that the clock doesn't run while the host submits. Warm: the graph itself runs
+    just before; what its input sets exceed the L2 by is cold all the same.
+    """
+
+    def __init__(self, device: torch.device | str, *, warm: bool = False) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.warm = warm
+        self._evict = torch.zeros(EVICT_BYTES // 4, dtype=torch.float32, device=device)
+        self._sink = torch.empty((), dtype=torch.float32, device=device)
+        torch.cuda.synchronize(device)
+
+    def capture(self, calls: Sequence[Call]) -> Replay:
+        """Run the calls once, then capture them in one graph."""
+        torch.cuda.synchronize()  # the inputs were made on another stream
+        # Not torch.cuda.graph: it empties the allocator's cache at each capture.
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream):
+            for call in calls:
+                call()
+            self.stream.synchronize()
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for call in calls:
+                    call()
+            finally:
+                graph.capture_end()
+        return functools.partial(self._replay, graph, len(calls))
+
+    def _replay(self, graph: torch.cuda.CUDAGraph, launches: int) -> float:
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            if self.warm:
+                graph.replay()
+            else:
+                torch.amax(self._evict, dim=0, out=self._sink)
+            start.record()
+            graph.replay()
+            end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3 / launches
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, 10th and 90th percentile of several trials, in microseconds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        """Of at least one trial."""
+        low, high = np.percentile(samples, [10, 90])
+        return cls(statistics.median(samples), float(low), float(high))
+
+
+def interleave(
+    replays: Mapping[str, Replay],
+    *,
+    trials: int = TRIALS,
+    seconds: float = POINT_SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Trials of all replays in turn; each trial starts with another one than the last.
+
+    After `WARMUP` trials that don't count come `trials`, or fewer, but at least `LEAST_TRIALS`,
+    when they take longer than `seconds`.
+    """
+    names = list(replays)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    began = clock()
+    for trial in range(-WARMUP, trials) if names else ():
+        if trial >= LEAST_TRIALS and clock() - began > seconds:
+            break
+        turn = trial % len(names)
+        for name in names[turn:] + names[:turn]:
+            taken = replays[name]()
+            if trial >= 0:
+                samples[name].append(taken)
+    return samples
+
+
+def host_time(
+    call: Call,
+    *,
+    calls: int = 100,
+    batches: int = 21,
+    synchronize: Callable[[], None] = torch.cuda.synchronize,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Spread:
+    """Host time of one eager call, from batches of calls that the host doesn't wait for.
+
+    The calls' launches must take the GPU less time than the host, or their queue must hold a batch.
+    """
+    for _ in range(calls):
+        call()
+    samples = []
+    for _ in range(batches):
+        synchronize()
+        began = clock()
+        for _ in range(calls):
+            call()
+        samples.append((clock() - began) * 1e6 / calls)
+    synchronize()
+    return Spread.of(samples)
