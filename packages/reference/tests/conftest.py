@@ -42,24 +42,33 @@ def exact_fma() -> Callable[[float, float, float], np.float32]:
 
 
 def sum_of_products(
-    a: list[float], b: list[float], c: float, *, fraction_bits: int = 25, output_bits: int = 23
+    a: list[float],
+    b: list[float],
+    c: float,
+    *,
+    fraction_bits: int = 25,
+    output_bits: int = 23,
+    least: int = -10_000,
 ) -> float:
-    """One tensor-core sum by its description; normal FP16 operands, finite C.
+    """One tensor-core sum by its description, finite; operands' exponents are at least ``least``.
 
     A product of two significands and its quotient by a power of two are exact in Python's floats.
     """
-    terms = [(x * y, _binade(x) + _binade(y)) for x, y in zip(a, b, strict=True)]
-    terms.append((c, max(_binade(c), -126)))
+    terms = [(x * y, _binade(x, least) + _binade(y, least)) for x, y in zip(a, b, strict=True)]
+    terms.append((c, _binade(c, -126)))
     terms = [(value, exponent) for value, exponent in terms if value]
     if not terms:
         return 0.0
     quantum = 2.0 ** (max(exponent for _, exponent in terms) - fraction_bits)
     total = sum(int(value / quantum) for value, _ in terms)
-    return float(round_fraction(total * Fraction(quantum), output_bits, -126, "rz"))
+    result = float(round_fraction(total * Fraction(quantum), output_bits, -126, "rz"))
+    return math.copysign(
+        result, total
+    )  # exact cancellation is +0, what is cut to zero keeps a sign
 
 
-def _binade(x: float) -> int:
-    return math.frexp(x)[1] - 1
+def _binade(x: float, least: int) -> int:
+    return max(math.frexp(x)[1] - 1, least)
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sparse_mla_reference import e4m3, tensor_core
-from sparse_mla_reference.tensor_core import SM90_E4M3, mma
+from sparse_mla_reference import e4m3, minifloat, tensor_core
+from sparse_mla_reference.tensor_core import MODELS, SM90_BF16, SM90_E4M3, SM90_F16, mma
 
 DATA = Path(__file__).parent / "data"
 NAN = 0x7FFFFFFF
@@ -241,3 +241,117 @@ def test_wrong_dtypes_are_named(a, b, c, error, message):
 def test_wrong_shapes_are_named(a, b, c, message):
     with pytest.raises(ValueError, match=message):
         mma(np.zeros(a, np.uint8), np.zeros(b, np.uint8), np.zeros(c, np.float32))
+
+
+OPERANDS = {"e4m3": np.uint8, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+
+
+def operand_values(form: minifloat.Format, code: np.ndarray) -> list[float]:
+    return minifloat.decode(code, form).astype(float).tolist()
+
+
+def model_families(rng: np.random.Generator, form: minifloat.Format) -> dict[str, tuple]:
+    """Encodings [M, K] and [K, N] of any format, and accumulators."""
+    m, k, n = 5, 64, 4
+    top = form.max_finite
+    one = (1 << form.exponent_bits - 1) - 1 << form.fraction_bits
+
+    def signed(x: np.ndarray) -> np.ndarray:
+        return (x | (rng.integers(0, 2, x.shape) << (form.bits - 1))).astype(form.dtype)
+
+    def pick(low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+        return tuple(signed(rng.integers(low, high + 1, s)) for s in ((m, k), (k, n)))
+
+    half = signed(rng.integers(0, top + 1, (m, k // 2)))
+    column = signed(rng.integers(0, top + 1, (k // 2, n)))
+    flipped = half ^ form.dtype(1 << (form.bits - 1))
+    interleaved = np.stack([half, flipped], axis=2).reshape(m, k)
+    subnormal = (1 << form.fraction_bits) - 1
+    return {
+        "uniform": pick(0, top),
+        "near one": pick(one - (1 << form.fraction_bits), one + (1 << form.fraction_bits)),
+        "subnormal": pick(0, 2 * subnormal),
+        "subnormal x large": (pick(0, subnormal)[0], pick(top - subnormal, top)[1]),
+        "cancelling": (interleaved, np.repeat(column, 2, axis=0)),
+        "zero": pick(0, 0),
+    }
+
+
+@pytest.mark.parametrize("family", list(model_families(np.random.default_rng(0), minifloat.E4M3)))
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_models_against_rationals(model, family, exact_sum):
+    form = model.operands
+    rng = np.random.default_rng(50)
+    a, b = model_families(rng, form)[family]
+    c = np.ldexp(rng.standard_normal((5, 4)), rng.integers(-30, 20, (5, 4))).astype(np.float32)
+    c[:, 0] = 0
+    c[0] *= np.float32(2.0**-110)
+    d = mma(a.view(OPERANDS[form.name]), b.view(OPERANDS[form.name]), c, model=model)
+    least = -10_000 if model.normalises_subnormals else form.min_exponent
+    bits_kept = {"fraction_bits": model.fraction_bits, "output_bits": model.output_bits}
+    for i, j in np.ndindex(5, 4):
+        x, y = operand_values(form, a[i]), operand_values(form, b[:, j])
+        expected = float(c[i, j])
+        for start in range(0, 64, model.step):
+            t = expected if model.accumulator_inside else 0.0
+            for columns in model.sums:
+                k = [start + column for column in columns]
+                t = exact_sum([x[q] for q in k], [y[q] for q in k], t, least=least, **bits_kept)
+            if not model.accumulator_inside:
+                t = float(np.float32(expected) + np.float32(t))
+            with np.errstate(over="ignore"):
+                expected = float(np.float32(t))
+            if np.isinf(expected):  # and stays so, as the operands are finite
+                break
+        assert bits(d[i, j]) == bits(np.float32(expected)), (i, j)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_models_are_whole(model):
+    columns = sorted(column for part in model.sums for column in part)
+    assert columns == list(range(model.step))
+    assert (model.evidence.elements > 0) == (model.evidence.verified is not None)
+    assert model.evidence.source
+    assert model.instruction
+    assert model.sass
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_infinities_and_nan_follow_ieee(dtype):
+    model = SM90_F16 if dtype is np.float16 else SM90_BF16
+    inf, nan = np.inf, np.nan
+    one = np.ones(16, np.float32)
+    cases = [
+        ({3: (inf, 1)}, 0.0, inf),
+        ({3: (inf, -1)}, 0.0, -inf),
+        ({3: (inf, 0)}, 0.0, nan),
+        ({3: (inf, 1), 4: (-inf, 1)}, 0.0, nan),
+        ({3: (nan, 0)}, 0.0, nan),
+        ({3: (inf, 1)}, -inf, nan),
+        ({}, inf, inf),
+        ({}, nan, nan),
+    ]
+    for changes, c, expected in cases:
+        a, b = one.copy(), one.copy()
+        for k, (x, y) in changes.items():
+            a[k], b[k] = x, y
+        d = mma(a.astype(dtype)[None], b.astype(dtype)[:, None], np.float32([[c]]), model=model)
+        want = NAN if np.isnan(expected) else bits(np.float32(expected))
+        assert bits(d)[0, 0] == want, (changes, c)
+
+
+def test_bf16_overflows_to_infinity():
+    a = np.full((1, 16), 3e38).astype(ml_dtypes.bfloat16)
+    zero = np.zeros((1, 1), np.float32)
+    assert mma(a, a.T, zero, model=SM90_BF16)[0, 0] == np.inf
+    assert mma(-a, a.T, zero, model=SM90_BF16)[0, 0] == -np.inf
+
+
+def test_operands_must_suit_the_model():
+    with pytest.raises(TypeError, match="a must be float16, got uint8"):
+        mma(
+            np.zeros((1, 16), np.uint8),
+            np.zeros((16, 1), np.float16),
+            np.zeros((1, 1), np.float32),
+            model=SM90_F16,
+        )

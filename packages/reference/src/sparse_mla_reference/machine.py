@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sparse_mla_reference import bf16, e4m3, float32, mufu, tensor_core
 from sparse_mla_reference.fma import fma
 from sparse_mla_reference.libdevice import log2f
-from sparse_mla_reference.mma_models import SM90_E4M3, SM120_E4M3, Model
+from sparse_mla_reference.mma_models import SM90_E4M3, SM100_E4M3, SM120_E4M3, Model
 
 Real = NDArray[Any]  # float32 on a GPU, float64 on IDEAL
 
@@ -201,8 +201,8 @@ class Ideal(Machine):
 
 
 SM90 = Gpu("SM90", SM90_E4M3)
-# sm_100 and sm_103 emulate E4M3 as sm_90 does, and their FP16 HMMA is published to be the same.
-SM100 = Gpu("SM100", SM90_E4M3)
-SM103 = Gpu("SM103", SM90_E4M3)
+# sm_103's tensor core is not published apart; its assembler emulates E4M3 as sm_100's does.
+SM100 = Gpu("SM100", SM100_E4M3)
+SM103 = Gpu("SM103", SM100_E4M3)
 SM120 = Gpu("SM120", SM120_E4M3)
 IDEAL = Ideal()

@@ -7,7 +7,7 @@ non-zero term; the truncated terms are added exactly; the result is truncated to
 ``output_bits`` fraction bits. An instruction is a chain of such sums.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparse_mla_reference import minifloat
 from sparse_mla_reference.minifloat import Format
@@ -67,10 +67,49 @@ def _columns(step: int, *remainders: int) -> tuple[int, ...]:
     return tuple(k for k in range(step) if k % 4 in remainders)
 
 
+# MMA-Sim is the simulator of arXiv 2511.10909 (Microsoft, github.com/microsoft/MMA-Sim); the other
+# paper, arXiv 2512.07004, reports the same numbers for the instructions that both cover.
+_PUBLISHED = "arXiv 2511.10909 (MMA-Sim)"
+_MMA_F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+_MMA_BF16 = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+_MMA_E4M3 = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
+_EMULATED = "emulated: unpack to FP16, 2 x HMMA.16816.F32 chained from zero, FADD"
+
+
+def _halves(step: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(range(step // 2)), tuple(range(step // 2, step))
+
+
+def _inside(
+    name: str,
+    instruction: str,
+    sass: str,
+    operands: Format,
+    sums: tuple[tuple[int, ...], ...],
+    bits: tuple[int, int],
+    evidence: Evidence,
+) -> Model:
+    """A native instruction: C is a term, subnormal operands keep the format's least exponent."""
+    return Model(name, instruction, sass, operands, sums, True, *bits, False, evidence)
+
+
+SM80_F16 = _inside(
+    "SM80_F16", _MMA_F16, "HMMA.16816.F32", minifloat.FP16, _halves(16), (24, 23),
+    Evidence(_PUBLISHED),
+)  # fmt: skip
+SM80_BF16 = _inside(
+    "SM80_BF16", _MMA_BF16, "HMMA.16816.F32.BF16", minifloat.BF16, _halves(16), (24, 23),
+    Evidence(_PUBLISHED),
+)  # fmt: skip
+SM89_E4M3 = _inside(
+    "SM89_E4M3", _MMA_E4M3, "QMMA.16832.F32.E4M3.E4M3", minifloat.E4M3, _halves(32), (13, 13),
+    Evidence(_PUBLISHED),
+)  # fmt: skip
+
 SM90_E4M3 = Model(
     name="SM90_E4M3",
-    instruction="mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
-    sass="emulated: F2FP unpack to FP16, 2 x HMMA.16816.F32 chained from zero, FADD",
+    instruction=_MMA_E4M3,
+    sass=_EMULATED,
     operands=minifloat.E4M3,
     sums=(_columns(32, 0, 1), _columns(32, 2, 3)),
     accumulator_inside=False,
@@ -78,21 +117,65 @@ SM90_E4M3 = Model(
     output_bits=23,
     normalises_subnormals=True,
     evidence=Evidence(
-        source="recorded outputs of the instruction (assembler of CUDA 13)",
+        "recorded outputs; the order of the columns is the assembler's choice (CUDA 13.4; CUDA "
+        "12.4 starts both HMMAs from zero)",
         verified="NVIDIA H200",
         elements=65_536,
     ),
 )
+SM90_F16 = _inside(
+    "SM90_F16", _MMA_F16, "HMMA.16816.F32", minifloat.FP16, (tuple(range(16)),), (25, 23),
+    Evidence(_PUBLISHED),
+)  # fmt: skip
+SM90_BF16 = _inside(
+    "SM90_BF16", _MMA_BF16, "HMMA.16816.F32.BF16", minifloat.BF16, (tuple(range(16)),), (25, 23),
+    Evidence(_PUBLISHED),
+)  # fmt: skip
+SM90_WGMMA_F16 = _inside(
+    "SM90_WGMMA_F16", "wgmma.mma_async.sync.aligned.m64nNk16.f32.f16.f16", "HGMMA.64xNx16.F32",
+    minifloat.FP16, (tuple(range(16)),), (25, 23), Evidence(_PUBLISHED),
+)  # fmt: skip
+SM90_WGMMA_E4M3 = _inside(
+    "SM90_WGMMA_E4M3", "wgmma.mma_async.sync.aligned.m64nNk32.f32.e4m3.e4m3",
+    "QGMMA.64xNx32.F32.E4M3.E4M3", minifloat.E4M3, (tuple(range(32)),), (13, 13),
+    Evidence(_PUBLISHED),
+)  # fmt: skip
 
-SM120_E4M3 = Model(
-    name="SM120_E4M3",
-    instruction="mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
-    sass="QMMA.16832.F32.E4M3.E4M3",
-    operands=minifloat.E4M3,
-    sums=(tuple(range(32)),),
-    accumulator_inside=True,
-    fraction_bits=25,
-    output_bits=23,
-    normalises_subnormals=False,
-    evidence=Evidence(source="published models of sm_120: arXiv 2511.10909, arXiv 2512.07004"),
+SM100_F16 = _inside(
+    "SM100_F16", _MMA_F16, "HMMA.16816.F32", minifloat.FP16, (tuple(range(16)),), (25, 23),
+    Evidence(_PUBLISHED),
+)  # fmt: skip
+SM100_BF16 = _inside(
+    "SM100_BF16", _MMA_BF16, "HMMA.16816.F32.BF16", minifloat.BF16, (tuple(range(16)),), (25, 23),
+    Evidence(_PUBLISHED),
+)  # fmt: skip
+SM100_E4M3 = replace(
+    SM90_E4M3,
+    name="SM100_E4M3",
+    evidence=Evidence(f"sm_90's emulation over the HMMA of {_PUBLISHED}"),
 )
+SM100_TCGEN05_F16 = _inside(
+    "SM100_TCGEN05_F16", "tcgen05.mma.kind::f16 (FP16 operands, FP32 accumulator)", "UTCHMMA",
+    minifloat.FP16, (tuple(range(16)),), (25, 23), Evidence(_PUBLISHED),
+)  # fmt: skip
+SM100_TCGEN05_E4M3 = _inside(
+    "SM100_TCGEN05_E4M3", "tcgen05.mma.kind::f8f6f4 (E4M3 operands, FP32 accumulator)", "UTCQMMA",
+    minifloat.E4M3, (tuple(range(32)),), (25, 23), Evidence(_PUBLISHED),
+)  # fmt: skip
+SM120_F16 = _inside(
+    "SM120_F16", _MMA_F16, "HMMA.16816.F32", minifloat.FP16, (tuple(range(16)),), (25, 23),
+    Evidence(_PUBLISHED),
+)  # fmt: skip
+SM120_E4M3 = _inside(
+    "SM120_E4M3", _MMA_E4M3, "QMMA.16832.F32.E4M3.E4M3", minifloat.E4M3, (tuple(range(32)),),
+    (25, 23), Evidence(_PUBLISHED),
+)  # fmt: skip
+
+MODELS = {
+    model.name: model
+    for model in (
+        SM80_F16, SM80_BF16, SM89_E4M3, SM90_E4M3, SM90_F16, SM90_BF16, SM90_WGMMA_F16,
+        SM90_WGMMA_E4M3, SM100_F16, SM100_BF16, SM100_E4M3, SM100_TCGEN05_F16, SM100_TCGEN05_E4M3,
+        SM120_F16, SM120_E4M3,
+    )
+}  # fmt: skip

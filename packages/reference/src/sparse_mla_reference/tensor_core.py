@@ -26,9 +26,48 @@ from numpy.typing import NDArray
 from sparse_mla_reference import float32, minifloat
 from sparse_mla_reference.aligned_sum import Operand, aligned_sum, product
 from sparse_mla_reference.minifloat import Format
-from sparse_mla_reference.mma_models import SM90_E4M3, SM120_E4M3, Evidence, Model
+from sparse_mla_reference.mma_models import (
+    MODELS,
+    SM80_BF16,
+    SM80_F16,
+    SM89_E4M3,
+    SM90_BF16,
+    SM90_E4M3,
+    SM90_F16,
+    SM90_WGMMA_E4M3,
+    SM90_WGMMA_F16,
+    SM100_BF16,
+    SM100_E4M3,
+    SM100_F16,
+    SM100_TCGEN05_E4M3,
+    SM100_TCGEN05_F16,
+    SM120_E4M3,
+    SM120_F16,
+    Evidence,
+    Model,
+)
 
-__all__ = ["SM90_E4M3", "SM120_E4M3", "Evidence", "Model", "mma"]
+__all__ = [
+    "MODELS",
+    "SM80_BF16",
+    "SM80_F16",
+    "SM89_E4M3",
+    "SM90_BF16",
+    "SM90_E4M3",
+    "SM90_F16",
+    "SM90_WGMMA_E4M3",
+    "SM90_WGMMA_F16",
+    "SM100_BF16",
+    "SM100_E4M3",
+    "SM100_F16",
+    "SM100_TCGEN05_E4M3",
+    "SM100_TCGEN05_F16",
+    "SM120_E4M3",
+    "SM120_F16",
+    "Evidence",
+    "Model",
+    "mma",
+]
 
 # Outputs handled at a time: long enough for numpy's loops, short enough for a core's cache.
 _TILE = 1 << 16
@@ -131,6 +170,8 @@ def _step(a: _Steps, b: _Steps, c: NDArray[np.float32], model: Model) -> NDArray
     """One instruction on a tile: a [T, k, M], b [T, k, N], c [T, M, N]."""
     if model.accumulator_inside:
         return _sums(a.operand, b.operand, c, model)
+    if model.fraction_bits < 23 or model.output_bits < 23 or not model.normalises_subnormals:
+        return np.asarray(c + _sums(a.operand, b.operand, None, model))
     t = product(a.operand.value, b.operand.value)
     for item in range(len(t)):
         for rows, columns in _inexact(a.size[item], b.size[item]):
