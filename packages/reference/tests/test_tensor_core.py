@@ -295,14 +295,15 @@ def test_models_against_rationals(model, family, exact_sum):
         for start in range(0, 64, model.step):
             t = expected if model.accumulator_inside else 0.0
             for columns in model.sums:
+                if np.isinf(t):  # and stays so, as the operands are finite
+                    break
                 k = [start + column for column in columns]
                 t = exact_sum([x[q] for q in k], [y[q] for q in k], t, least=least, **bits_kept)
+                with np.errstate(over="ignore"):
+                    t = float(np.float32(t))
             if not model.accumulator_inside:
                 t = float(np.float32(expected) + np.float32(t))
-            with np.errstate(over="ignore"):
-                expected = float(np.float32(t))
-            if np.isinf(expected):  # and stays so, as the operands are finite
-                break
+            expected = t
         assert bits(d[i, j]) == bits(np.float32(expected)), (i, j)
 
 
