@@ -1,0 +1,72 @@
+"""Recordings of push mode: what ran on how many GPUs, with which code, how fast."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sparse_mla_verify.recordings import Check, Host
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one step, the slowest rank's, median of repeated runs.
+
+    `mode` is `graph` or `eager`; `runs_us` are the single runs, one a repetition.
+    """
+
+    name: str
+    about: str
+    mode: str
+    us: float
+    runs_us: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PushRecording:
+    """One run: the machine, the cubins by kernel (SHA-256), the checks and the timings.
+
+    `host.gpu_count` is how many GPUs took part. A name in `cubins` is the kernel's, then the sizes
+    that it was compiled for.
+    """
+
+    host: Host
+    cubins: Mapping[str, str]
+    checks: tuple[Check, ...]
+    timings: tuple[Timing, ...]
+    schema: int = SCHEMA
+
+    def save(self, path: Path) -> None:
+        """Write JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+def load(path: Path) -> PushRecording:
+    """Read a recording. Raises ValueError if it is none, or of another schema."""
+    plain = json.loads(path.read_text())
+    if not isinstance(plain, dict) or plain.get("schema") != SCHEMA or "timings" not in plain:
+        raise ValueError(f"path: {path} is no push recording of schema {SCHEMA}")
+    return PushRecording(
+        Host(**plain["host"]),
+        plain["cubins"],
+        tuple(Check(**c) for c in plain["checks"]),
+        tuple(Timing(**{**t, "runs_us": tuple(t["runs_us"])}) for t in plain["timings"]),
+    )
+
+
+class _Artifact(Protocol):
+    @property
+    def sha256(self) -> str: ...
+
+
+class _Kernels(Protocol):
+    @property
+    def artifacts(self) -> Mapping[str, _Artifact]: ...
+
+
+def artifacts_of(kernels: _Kernels, sizes: str) -> dict[str, str]:
+    """The cubins of a compiled step, by kernel name and sizes."""
+    return {f"{name}-{sizes}": a.sha256 for name, a in kernels.artifacts.items()}
