@@ -271,7 +271,7 @@ class SparseDcpDecode:
 
     @cute.jit
     def _init_barriers(self, storage: cute.Pointer) -> None:
-        """The gather's barrier counts a chunk's threads; the merge's is armed at once."""
+        """The gather's counts a chunk's threads; the merge's is armed before any peer can push."""
         t, _, _ = cute.arch.thread_idx()
         if t == 0:
             if const_expr(self.push is not None):
@@ -279,10 +279,11 @@ class SparseDcpDecode:
             cute.arch.mbarrier_init(storage + self.layout.gather_barrier, self.schedule.chunk)
             cute.arch.mbarrier_init(storage + self.layout.merge_barrier, 1)
             cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        if t == 0:
             mbarrier_arrive_expect_tx(
                 storage.toint() + self.layout.merge_barrier, Int32(self.layout.merge_bytes)
             )
-        cute.arch.sync_threads()
 
     @cute.jit
     def merge(
