@@ -26,6 +26,7 @@ from sparse_mla_verify.bench.grid import FULL, QUICK, QUICK_WIDE, WIDE, WIDTH
 from sparse_mla_verify.bench.results import FLASHMLA, load
 
 PROGRAM = "python -m sparse_mla_verify.bench"
+_PLAIN_WIDTH = 110  # of a table that goes to a file or a pipe
 _PRIVATE = ("--out", "--plot", "--flashmla")  # options whose values are places on a machine
 
 
@@ -75,6 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+
+
 def _positive(text: str) -> float:
     number = float(text)
     if not number > 0:
@@ -94,7 +99,7 @@ def said(given: Sequence[str]) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    console = Console()
+    console = _console()
     if options.trials < 1 or options.width < WIDTH:
         console.print(f"--trials may be 1 or more, --width {WIDTH} or more", style="red")
         return 2
@@ -130,7 +135,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _table(options: argparse.Namespace) -> int:
     run = load(options.file)
-    report.print_report(Console(), run)
+    report.print_report(_console(), run)
     if options.plot:
         report.write_plot(options.plot, run)
     return 0

@@ -23,7 +23,8 @@ def sm_mhz() -> int | None:
 
 def own_gpu() -> str:
     """The current device's name for nvidia-smi, whose numbering is not PyTorch's."""
-    return f"GPU-{torch.cuda.get_device_properties().uuid}"
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return f"GPU-{properties.uuid}"
 
 
 def query(fields: Sequence[str], gpu: str, run: Runner = subprocess.run) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -34,7 +35,8 @@ def print_report(console: Console, run: Run) -> None:
     if run.wide:
         console.print(_wide_table(run.wide))
     for name, spread in run.host_us.items():
-        text = f"host time of {name}: {spread['median']:.1f} us ({_range(spread)}) a call"
+        tails = _range(spread["low"], spread["high"])
+        text = f"host time of {name}: {spread['median']:.1f} us a call (10-90%: {tails})"
         console.print(text, markup=False, highlight=False)
     console.print(_targets_table(run))
     if run.left_out:
@@ -42,19 +44,18 @@ def print_report(console: Console, run: Run) -> None:
 
 
 def points_table(run: Run) -> Table:
-    """A line a point: microseconds (10th to 90th percentile), and ratios."""
-    table = Table(title=_title(run), title_justify="left")
-    table.add_column("rows x heads x keys")
-    for name in run.names:
-        table.add_column(f"{_label(name)} us", justify="right")
+    """A line a point: microseconds, how far ours spreads, and ratios."""
+    table = _table(f"us a launch, medians. {_title(run)}", "rows x heads x keys", *run.names)
     pairs = [(OURS, to) for to in (BASE, FLASHMLA) if {OURS, to} <= set(run.names)]
+    table.add_column("ours 10-90%", justify="right")
     for of, to in pairs:
-        table.add_column(f"{_label(of)} / {_label(to)}", justify="right")
+        table.add_column(f"{of}/{to}", justify="right")
     for result in sorted(run.results, key=lambda result: result.point):
         ratios = [result.ratio(of, to) for of, to in pairs]
         table.add_row(
             str(result.point),
-            *(_time(result, name) for name in run.names),
+            *(_median(result, name) for name in run.names),
+            _range(*result.spread_us[OURS]) if OURS in result.spread_us else "",
             *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
         )
     return table
@@ -62,18 +63,15 @@ def points_table(run: Run) -> Table:
 
 def _wide_table(results: Sequence[Result]) -> Table:
     names = list(dict.fromkeys(name for result in results for name in result.times_us))
-    table = Table(title="A list as wide as the keys, and one of 2048 ids", title_justify="left")
-    table.add_column("rows x heads x keys")
-    for name in names:
-        table.add_column(f"{name.replace('_', ', ')} us", justify="right")
+    title = "us a launch with lists as wide as the keys (narrow) and as wide as ever (wide)"
+    table = _table(title, "rows x heads x keys", *names)
     for result in results:
-        table.add_row(str(result.point), *(_time(result, name) for name in names))
+        table.add_row(str(result.point), *(_median(result, name) for name in names))
     return table
 
 
 def _targets_table(run: Run) -> Table:
-    table = Table("target", "figure", "at most", "points", "met", title="Targets")
-    table.title_justify = "left"
+    table = _table("targets", "target", "figure", "at most", "points", "met")
     words = {True: "yes", False: "no", None: "not known"}
     for target in targets(run, FULL):
         figure = "" if target.figure is None else f"{target.figure:.3g}"
@@ -87,19 +85,22 @@ def _title(run: Run) -> str:
     return f"{about.get('gpu')}, driver {about.get('driver')}, {about.get('date')}"
 
 
-def _time(result: Result, name: str) -> str:
+def _table(title: str, first: str, *others: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _median(result: Result, name: str) -> str:
     if name not in result.times_us:
         return "failed" if name in result.failed else ""
-    low, high = result.spread_us[name]
-    return f"{result.times_us[name]:.2f} ({low:.2f}-{high:.2f})"
+    return f"{result.times_us[name]:.2f}"
 
 
-def _range(spread: dict[str, float]) -> str:
-    return f"{spread['low']:.1f}-{spread['high']:.1f}"
-
-
-def _label(name: str) -> str:
-    return STYLE[name][0] if name in STYLE else name
+def _range(low: float, high: float) -> str:
+    return f"{low:.2f}-{high:.2f}"
 
 
 def write_plot(path: Path, run: Run) -> None:
@@ -167,5 +168,7 @@ def _panel(axes: Axes, run: Run, shape: tuple[int, int]) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_ylabel("us a launch")
-    axes.set_title(f"{shape[0]} rows x {shape[1]} heads", fontsize=9)
+    axes.set_title(
+        f"{shape[0]} {'row' if shape[0] == 1 else 'rows'} x {shape[1]} heads", fontsize=9
+    )
     axes.grid(True, axis="y", which="both", lw=0.3, alpha=0.6)

@@ -104,7 +104,8 @@ class Run:
             "results": [result.plain() for result in sorted(self.results, key=_point)],
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(plain, indent=1) + "\n")
+        entries = [f"{json.dumps(key)}: {_entry(value)}" for key, value in plain.items()]
+        path.write_text("{\n" + ",\n".join(entries) + "\n}\n")
 
 
 def load(path: Path) -> Run:
@@ -123,6 +124,13 @@ def load(path: Path) -> Run:
         plain["host_us"],
         [Point(*sizes) for sizes in plain["left_out"]],
     )
+
+
+def _entry(value: object) -> str:
+    """JSON, a list's elements on a line each."""
+    if isinstance(value, list) and value:
+        return "[\n " + ",\n ".join(map(json.dumps, value)) + "\n]"
+    return json.dumps(value)
 
 
 def _point(result: Result) -> Point:

@@ -179,7 +179,7 @@ def about_method(bench: Bench, cache: str) -> dict[str, Any]:
         "percentile; implementations in turn within each trial",
         "launches": bench.sets,
         "trials": bench.trials,
-        "warmup_trials": timing.WARMUP,
+        "warmup": f"{timing.WARMUP} trials and {timing.WARMUP_SECONDS} s at least, each point",
         "pool_rows": len(bench.pool.kv),
         "cache": COLD if cache == "cold" else WARM,
         "width": f"our lists hold {bench.width} ids at every point, -1 past the keys",

@@ -19,7 +19,8 @@ from sparse_mla_verify.peers import Call
 
 Replay = Callable[[], float]  # runs a graph once; microseconds a launch
 
-WARMUP = 3  # trials that don't count
+WARMUP = 3  # trials that don't count, at least
+WARMUP_SECONDS = 0.05  # and as long: clocks fall while a kernel is compiled
 TRIALS = 25
 LEAST_TRIALS = 9  # however long they take
 POINT_SECONDS = 0.5  # after which no further trial of a point starts
@@ -106,20 +107,26 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Trials of all replays in turn; each trial starts with another one than the last.
 
-    After `WARMUP` trials that don't count come `trials`, or fewer, but at least `LEAST_TRIALS`,
-    when they take longer than `seconds`.
+    After the warm-up come `trials`; fewer, but at least `LEAST_TRIALS`, when they take longer than
+    `seconds`.
     """
     names = list(replays)
     samples: dict[str, list[float]] = {name: [] for name in names}
+    if not names:
+        return samples
     began = clock()
-    for trial in range(-WARMUP, trials) if names else ():
+    warm = 0
+    while warm < WARMUP or clock() - began < WARMUP_SECONDS:
+        for replay in replays.values():
+            replay()
+        warm += 1
+    began = clock()
+    for trial in range(trials):
         if trial >= LEAST_TRIALS and clock() - began > seconds:
             break
         turn = trial % len(names)
         for name in names[turn:] + names[:turn]:
-            taken = replays[name]()
-            if trial >= 0:
-                samples[name].append(taken)
+            samples[name].append(replays[name]())
     return samples
 
 

@@ -1,4 +1,4 @@
-"""The floor: an empty kernel, launched as ours is.
+"""The floor: an empty kernel, launched as the base schedule is.
 
 It holds what every launch in a graph costs: the graph's edge (programmatic, as ours), the start of
 as many clusters of as many CTAs of 512 threads, `griddepcontrol`, and their exit. It holds no
@@ -63,7 +63,7 @@ def compile_empty(split: int, arch: str) -> Callable[..., None]:
 
 
 class Floor:
-    """The empty kernel as an implementation: ours in grid, cluster and launch attributes."""
+    """The empty kernel as an implementation, of a schedule's grid, cluster and attributes."""
 
     name = "floor"
 

@@ -11,7 +11,7 @@ from sparse_mla_verify.bench.workload import Workload, padded_ids
 from sparse_mla_verify.cases import COLUMNS, LATENT
 from sparse_mla_verify.peers import Prepared
 
-LAUNCHES = 16  # of a graph: ten kernels each, so a graph is as long as the others'
+LAUNCHES = 16  # of a graph: a decode is about ten kernels
 LEAST_WIDTH = 16  # of a list, where there are fewer keys
 
 
@@ -31,7 +31,7 @@ def attention(
     batch, width = rows.shape
     place = torch.arange(width, dtype=torch.int32, device=rows.device)
     live = (rows >= 0) & (rows < len(kv)) & (place < valid[:, None])
-    ids = torch.where(live, rows, 0).flatten()
+    ids = rows.masked_fill(~live, 0).flatten()
     keys = kv.index_select(0, ids).view(torch.float8_e4m3fn).to(dtype).view(batch, width, COLUMNS)
     logits = query.view(torch.float8_e4m3fn).to(dtype) @ keys.transpose(1, 2)
     softmax_dtype = torch.promote_types(dtype, torch.float32)
@@ -54,9 +54,9 @@ def decode(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decode a batch, computing in `dtype` (the softmax at least in float32).
 
-    query `[B, H, 576]` and kv `[N, 576]` are E4M3 bytes, rows `[B, W]` and valid `[B]` int32; an id
-    outside `[0, N)` is masked, and a row without keys is 0 and -inf. Returns latent `[B, H, 512]`
-    and lse `[B, H]`, natural log.
+    query `[B, H, 576]` and kv `[N, 576]` are E4M3 bytes, rows `[B, W]` and valid `[B]` int32. An id
+    outside `[0, N)` is masked (it reads row 0, which must be finite); a row without keys is 0 and
+    -inf. Returns latent `[B, H, 512]` and lse `[B, H]`, natural log.
     """
     p, values, lse = attention(query, kv, rows, valid, scale_log2=scale_log2, dtype=dtype)
     return (p @ values) * out_scale, lse
