@@ -38,9 +38,9 @@ class Local:
 def gather_query(query: torch.Tensor, ranks: int) -> torch.Tensor:
     """`[batch, H, 576]` of every rank as `[batch, D * H, 576]`."""
     batch, heads, columns = query.shape
-    gathered = query.new_empty((ranks, batch, heads, columns))
+    gathered = query.new_empty((ranks * batch, heads, columns))
     dist.all_gather_into_tensor(gathered, query)
-    return gathered.transpose(0, 1).reshape(batch, ranks * heads, columns)
+    return gathered.unflatten(0, (ranks, batch)).transpose(0, 1).flatten(1, 2)
 
 
 def to_owners(x: torch.Tensor, ranks: int) -> torch.Tensor:
@@ -83,9 +83,9 @@ class GatherScatter:
     def step(self, query: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """One step on this rank's heads, `[batch, H, 576]`."""
         latent, lse = self.local.decode(gather_query(query, self.ranks), rows)
-        every = lse.new_empty((self.ranks, *lse.shape))
+        every = lse.new_empty((self.ranks * len(lse), lse.shape[1]))
         dist.all_gather_into_tensor(every, lse)
-        total = torch.logsumexp(every, dim=0)
+        total = torch.logsumexp(every.unflatten(0, (self.ranks, -1)), dim=0)
         weight = torch.exp(lse - total).nan_to_num_(0.0)
         scaled = (weight.unsqueeze(-1) * latent.float()).to(torch.bfloat16)
         sent = to_owners(scaled, self.ranks)

@@ -247,7 +247,7 @@ class Worker:
                 if not LOST_TIMEOUT_S <= took < LOST_TIMEOUT_S + 0.2:
                     wrong.append(f"rank {self.rank}, {stage.name}: noticed after {took:.4f} s")
             mailbox.reset()
-            for k in range(5):
+            for k in range(3):
                 outputs.poison()
                 self.step(mailbox, self.inputs[k], outputs.latent, outputs.lse)
                 bad += int((outputs.latent.view(torch.int16) != self.latent[k]).sum().item())
@@ -419,6 +419,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-bench", action="store_true")
     parser.add_argument("--out", type=Path, help="where to write the recording (JSON)")
     given = parser.parse_args(arguments)
+    if given.distinct < 3 or HEADS % given.gpus:
+        parser.error(f"--distinct may be 3 or more, --gpus a divisor of {HEADS}")
     import torch
 
     if torch.cuda.device_count() < given.gpus:
