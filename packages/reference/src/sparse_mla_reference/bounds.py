@@ -91,11 +91,13 @@ def bounds(
     args = arguments.check(query, kv, rows, valid, scale_log2, out_scale, schedule, machine)
     if not isinstance(machine, Gpu):
         raise TypeError(f"machine must be a Gpu machine, got {machine.name}")
+    machine = machine.multiplying(schedule.mma)
     batch, heads = args.query.shape[:2]
     wide = (batch, heads, LATENT)
     result = Bounds(np.zeros(wide), np.zeros(wide), np.zeros((batch, heads)))
     for b in range(batch):
-        keys, used = gather(args.kv, args.row_ids(b))
+        ids = args.row_ids(b)
+        keys, used = gather(args.kv, ids[schedule.order(len(ids))])
         if not used.any():
             continue
         weights = _weights(args.query[b], keys, used, float(args.scale_log2), schedule, machine)

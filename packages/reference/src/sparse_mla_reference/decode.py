@@ -63,7 +63,9 @@ def decode(
 
 def decode_row(args: arguments.Arguments, b: int, schedule: Schedule, machine: Machine) -> Merged:
     """Row ``b`` of a decode before its last roundings: the LSE in base 2, the row not yet BF16."""
-    keys, used = gather(args.kv, args.row_ids(b))
+    machine = machine.multiplying(schedule.mma)
+    ids = args.row_ids(b)
+    keys, used = gather(args.kv, ids[schedule.order(len(ids))])
     scale, out_scale = (machine.constant(x) for x in (args.scale_log2, args.out_scale))
     partials = [
         partial(args.query[b], keys[part], used[part], scale, schedule, machine)

@@ -18,17 +18,21 @@ def logits(
         query: [H, C] operands of ``machine.mma``; C a multiple of the machine's step.
         keys: [n, C] operands.
         scale_log2: scalar of ``machine.real``.
-        schedule: gives the number of accumulator chains.
+        schedule: gives the accumulator chains.
         machine: the arithmetic.
 
     Returns:
         [H, n] array of ``machine.real``.
     """
-    steps = np.arange(query.shape[-1]) // machine.step
+    step = np.arange(query.shape[-1]) // machine.step
+    if schedule.qk_order == "strided":
+        chain_of = step % schedule.qk_chains
+    else:
+        chain_of = step * schedule.qk_chains // (query.shape[-1] // machine.step)
     zero = np.zeros((query.shape[0], keys.shape[0]), machine.real)
     total = zero
     for chain in range(schedule.qk_chains):
-        columns = steps % schedule.qk_chains == chain
+        columns = chain_of == chain
         product = machine.mma(query[:, columns], keys[:, columns].T, zero)
         total = product if chain == 0 else machine.add(total, product)
     return machine.mul(total, scale_log2)

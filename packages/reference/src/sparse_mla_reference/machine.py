@@ -7,7 +7,7 @@ kernel's rounding error and nothing else.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from sparse_mla_reference import bf16, e4m3, float32, mufu, tensor_core
 from sparse_mla_reference.fma import fma
 from sparse_mla_reference.libdevice import log2f
-from sparse_mla_reference.mma_models import SM90_E4M3, SM100_E4M3, SM120_E4M3, Model
+from sparse_mla_reference.mma_models import (
+    SM90_E4M3,
+    SM90_E4M3_AS_F16,
+    SM100_E4M3,
+    SM100_E4M3_AS_F16,
+    SM120_E4M3,
+    SM120_E4M3_AS_F16,
+    Model,
+)
 
 Real = NDArray[Any]  # float32 on a GPU, float64 on IDEAL
 
@@ -43,6 +51,10 @@ class Machine(ABC):
     @abstractmethod
     def step(self) -> int:
         """Columns K of one ``mma`` instruction."""
+
+    def multiplying(self, mma: str) -> "Machine":
+        """The machine whose ``mma`` is the one that a schedule names (``Schedule.mma``)."""
+        return self
 
     @abstractmethod
     def add(self, a: Real, b: Real) -> Real:
@@ -87,11 +99,13 @@ class Gpu(Machine):
 
     Attributes:
         name: the architecture.
-        model: the instruction that multiplies E4M3 there.
+        model: the instruction that ``mma`` is: the one that multiplies E4M3 there.
+        f16_model: the FP16 instruction, fed with E4M3 operands that were converted to FP16.
     """
 
     name: str
     model: Model
+    f16_model: Model
     real = np.float32
 
     def operand(self, code: NDArray[np.uint8]) -> NDArray[Any]:
@@ -110,6 +124,10 @@ class Gpu(Machine):
     def step(self) -> int:
         """Columns K of one instruction."""
         return self.model.step
+
+    def multiplying(self, mma: str) -> "Gpu":
+        """The same GPU with ``f16_model`` in the place of ``model`` if ``mma`` is ``"f16"``."""
+        return replace(self, model=self.f16_model) if mma == "f16" else self
 
     def add(self, a: Real, b: Real) -> Real:
         """``add.rn.f32``."""
@@ -200,9 +218,9 @@ class Ideal(Machine):
         return x
 
 
-SM90 = Gpu("SM90", SM90_E4M3)
+SM90 = Gpu("SM90", SM90_E4M3, SM90_E4M3_AS_F16)
 # sm_103's tensor core is not published apart; its assembler emulates E4M3 as sm_100's does.
-SM100 = Gpu("SM100", SM100_E4M3)
-SM103 = Gpu("SM103", SM100_E4M3)
-SM120 = Gpu("SM120", SM120_E4M3)
+SM100 = Gpu("SM100", SM100_E4M3, SM100_E4M3_AS_F16)
+SM103 = Gpu("SM103", SM100_E4M3, SM100_E4M3_AS_F16)
+SM120 = Gpu("SM120", SM120_E4M3, SM120_E4M3_AS_F16)
 IDEAL = Ideal()

@@ -1,10 +1,13 @@
 """Tensor-core instructions as data: what each one sums at once, and to how many bits.
 
 One *sum* takes a few products and perhaps an accumulator. Every product is exact, its significand
-not renormalised and its exponent the sum of the operands' exponents; every non-zero term is
-truncated toward zero to a multiple of 2^(e_max - fraction_bits), e_max the largest exponent of a
-non-zero term; the truncated terms are added exactly; the result is truncated toward zero to
-``output_bits`` fraction bits. An instruction is a chain of such sums.
+not renormalised and its exponent the sum of the operands' exponents; every term is truncated toward
+zero to a multiple of 2^(e_max - fraction_bits), e_max the largest exponent of a term; the truncated
+terms are added exactly; the result is truncated toward zero to ``output_bits`` fraction bits. An
+instruction is a chain of such sums.
+
+A zero product has no exponent; a zero accumulator has FP32's least, -126, and only BF16 products
+can fall below that. From 2^128 on a sum is infinite. An exact zero is +0.
 """
 
 from dataclasses import dataclass, replace
@@ -171,11 +174,28 @@ SM120_E4M3 = _inside(
     (25, 23), Evidence(_PUBLISHED),
 )  # fmt: skip
 
+
+def _fed_with_e4m3(model: Model, name: str) -> Model:
+    """An FP16 instruction after ``cvt.rn.f16x2.e4m3x2``: every E4M3 is a normal FP16 or zero."""
+    return replace(
+        model,
+        name=name,
+        instruction=f"cvt.rn.f16x2.e4m3x2, {model.instruction}",
+        sass=f"F2FP.F16.E4M3.UNPACK_B, {model.sass}",
+        operands=minifloat.E4M3,
+        normalises_subnormals=True,
+    )
+
+
+SM90_E4M3_AS_F16 = _fed_with_e4m3(SM90_F16, "SM90_E4M3_AS_F16")
+SM100_E4M3_AS_F16 = _fed_with_e4m3(SM100_F16, "SM100_E4M3_AS_F16")
+SM120_E4M3_AS_F16 = _fed_with_e4m3(SM120_F16, "SM120_E4M3_AS_F16")
+
 MODELS = {
     model.name: model
     for model in (
         SM80_F16, SM80_BF16, SM89_E4M3, SM90_E4M3, SM90_F16, SM90_BF16, SM90_WGMMA_F16,
         SM90_WGMMA_E4M3, SM100_F16, SM100_BF16, SM100_E4M3, SM100_TCGEN05_F16, SM100_TCGEN05_E4M3,
-        SM120_F16, SM120_E4M3,
+        SM120_F16, SM120_E4M3, SM90_E4M3_AS_F16, SM100_E4M3_AS_F16, SM120_E4M3_AS_F16,
     )
 }  # fmt: skip
