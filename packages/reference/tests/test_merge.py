@@ -1,9 +1,12 @@
 """The cluster merge."""
 
+import ml_dtypes
 import numpy as np
+import pytest
 
 from sparse_mla_reference import IDEAL, SM90
-from sparse_mla_reference.merge import merge
+from sparse_mla_reference.merge import merge, merge_states
+from sparse_mla_reference.owner_merge import owner_merge
 from sparse_mla_reference.partial import Partial, empty_partial
 
 
@@ -60,3 +63,72 @@ def test_ideal_merge_is_the_weighted_mean():
     got = merge(parts, np.float64(2), IDEAL)
     np.testing.assert_allclose(got.row, 2 * row, rtol=1e-12)
     np.testing.assert_allclose(got.lse2, np.log2(total / 448), rtol=1e-12)
+
+
+def states(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    values = rng.standard_normal((count, 3, 16)).astype(np.float32)
+    return values, rng.uniform(-9, 9, (count, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("base", ["2", "e"])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_merge_states_is_the_weighted_mean(base, count):
+    values, lses = states(np.random.default_rng(44), count)
+    weights = (np.exp2 if base == "2" else np.exp)(lses.astype(np.float64))
+    total = weights.sum(axis=0)
+    mean = (weights[..., None] * values).sum(axis=0) / total[:, None]
+    log = np.log2(total) if base == "2" else np.log(total)
+    value, lse = merge_states(values, lses, base=base)
+    assert value.dtype == lse.dtype == np.float32
+    np.testing.assert_allclose(value, mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(lse, log, rtol=1e-6)
+    ideal = merge_states(values.astype(float), lses.astype(float), base=base, machine=IDEAL)
+    np.testing.assert_allclose(ideal[0], mean, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(ideal[1], log, rtol=1e-12)
+
+
+def test_lses_of_the_wrong_base_give_another_answer():
+    """The fault that users report: base 2 merged as natural is off by far more than rounding."""
+    values, lses = states(np.random.default_rng(45), 2)
+    right, _ = merge_states(values, lses, base="2")
+    wrong, _ = merge_states(values, lses, base="e")
+    assert np.abs(right - wrong).max() > 0.01
+
+
+@pytest.mark.parametrize("base", ["2", "e"])
+def test_empty_states_with_empty_states_are_empty(base):
+    value, lse = merge_states(
+        np.full((3, 2, 4), np.nan, np.float32), np.full((3, 2), -np.inf, np.float32), base=base
+    )
+    assert (value.view(np.uint32) == 0).all()
+    assert np.isneginf(lse).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_lse_shows(bad):
+    values, lses = states(np.random.default_rng(46), 3)
+    lses[1, 2] = bad
+    value, lse = merge_states(values, lses, base="2")
+    assert np.isnan(lse).tolist() == [False, False, True]
+    assert np.isnan(value).all(axis=1).tolist() == [False, False, True]
+
+
+def test_merge_states_in_base_2_is_the_owner_merge():
+    rng = np.random.default_rng(47)
+    values = rng.standard_normal((8, 96, 512)).astype(ml_dtypes.bfloat16)
+    lses = rng.uniform(-9, 9, (8, 96)).astype(np.float32)
+    value, _ = merge_states(values, lses, base="2")
+    latent, _ = owner_merge(values, lses)
+    np.testing.assert_array_equal(SM90.round_out(value).view(np.uint16), latent.view(np.uint16))
+
+
+def test_wrong_states_are_named():
+    values, lses = states(np.random.default_rng(48), 2)
+    with pytest.raises(ValueError, match="base must be '2' or 'e', got '10'"):
+        merge_states(values, lses, base="10")
+    with pytest.raises(TypeError, match="lses must be float32, got float64"):
+        merge_states(values, lses.astype(np.float64), base="2")
+    with pytest.raises(ValueError, match=r"values must be \[S, ..., D\].*S of 1 or more"):
+        merge_states(values[:0], lses[:0], base="2")
+    with pytest.raises(ValueError, match=r"got \[2, 3, 16\] and \[2, 2\]"):
+        merge_states(values, lses[:, :2], base="2")

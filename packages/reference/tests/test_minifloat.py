@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sparse_mla_reference import bf16, e4m3, minifloat
+from sparse_mla_reference import bf16, e4m3, e5m2, fp16, minifloat
 from sparse_mla_reference.minifloat import BF16, E4M3, E5M2, FP16, Format
 
 FORMATS = [E4M3, E5M2, FP16, BF16]
@@ -118,6 +118,33 @@ def test_bf16_nan_is_canonical():
         0xFF80,
         0x8000,
     ]
+
+
+def test_pairs_put_the_first_input_high():
+    a, b = np.float32([1.0, np.nan]), np.float32([-2.0, 1e9])
+    assert e4m3.encode_pair(a, b).tolist() == [0x38C0, 0x7F7E]
+    assert e5m2.encode_pair(a, b).tolist() == [0x3CC0, 0x7F7B]
+    assert fp16.encode_pair(a, b).tolist() == [0x3C00C000, 0x7FFF7C00]
+    assert bf16.encode_pair(a, b).tolist() == [0x3F80C000, 0x7FFF4E6E]
+    assert e4m3.encode_pair(a, b).dtype == np.uint16
+    assert bf16.encode_pair(a, b).dtype == np.uint32
+    with pytest.raises(TypeError, match="high and low must both be uint8 or uint16, got uint8"):
+        minifloat.pack(np.uint8([1]), np.uint16([1]))
+
+
+def test_modules_take_their_typed_arrays():
+    codes = np.arange(256, dtype=np.uint8)
+    for module, dtype in ((e4m3, ml_dtypes.float8_e4m3fn), (e5m2, ml_dtypes.float8_e5m2)):
+        typed, plain = module.decode(codes.view(dtype)), module.decode(codes)
+        np.testing.assert_array_equal(typed.view(np.uint32), plain.view(np.uint32))
+    words = np.arange(0, 1 << 16, 7).astype(np.uint16)
+    for module, dtype in ((fp16, np.float16), (bf16, ml_dtypes.bfloat16)):
+        typed, plain = module.decode(words.view(dtype)), module.decode(words)
+        np.testing.assert_array_equal(typed.view(np.uint32), plain.view(np.uint32))
+        number = ~np.isnan(plain)
+        again = module.encode(plain).view(np.uint16)
+        np.testing.assert_array_equal(again[number], words[number])
+        assert set(again[~number].tolist()) == {0x7FFF}
 
 
 def test_wrong_arguments_are_named():

@@ -1,20 +1,33 @@
 """Sparse MLA decode and its parts, predicted to the last bit on a CPU."""
 
-from sparse_mla_reference import bf16, e4m3, libdevice, lse, mailbox, mufu, tensor_core, ulp
+from sparse_mla_reference import (
+    bf16,
+    e4m3,
+    e5m2,
+    fp16,
+    libdevice,
+    lse,
+    mailbox,
+    mufu,
+    tensor_core,
+    ulp,
+)
 from sparse_mla_reference.bounds import Bounds, bounds
 from sparse_mla_reference.dcp import DcpOutput, Rank, dcp_step
 from sparse_mla_reference.decode import decode
 from sparse_mla_reference.fma import fma
 from sparse_mla_reference.machine import IDEAL, SM90, SM100, SM103, SM120, Machine
 from sparse_mla_reference.mailbox import Mailbox
+from sparse_mla_reference.merge import merge_states
 from sparse_mla_reference.owner_merge import owner_merge
-from sparse_mla_reference.schedule import BASE, Schedule
+from sparse_mla_reference.schedule import BASE, LOW_LATENCY, Schedule
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BASE",
     "IDEAL",
+    "LOW_LATENCY",
     "SM90",
     "SM100",
     "SM103",
@@ -31,10 +44,13 @@ __all__ = [
     "dcp_step",
     "decode",
     "e4m3",
+    "e5m2",
     "fma",
+    "fp16",
     "libdevice",
     "lse",
     "mailbox",
+    "merge_states",
     "mufu",
     "owner_merge",
     "tensor_core",

@@ -34,6 +34,18 @@ def encode(x: NDArray[Any], *, rounding: Rounding = "rn", saturate: bool = False
     return code.view(ml_dtypes.bfloat16)
 
 
+def encode_pair(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.uint32]:
+    """``cvt.rn.bf16x2.f32 d, a, b``: uint32 words, ``a`` in the high half.
+
+    Args:
+        a, b: float32 or float64 arrays that broadcast together.
+
+    Raises:
+        TypeError: an input is not a floating-point array.
+    """
+    return minifloat.pack(*(minifloat.encode(x, minifloat.BF16) for x in (a, b)))
+
+
 def decode(code: NDArray[Any]) -> NDArray[np.float32]:
     """Exact float32 values of BF16.
 

@@ -3,6 +3,8 @@
 >>> import numpy as np
 >>> encode(np.float32([1.0, 464.0, -1e9, np.nan])).tolist()
 [56, 126, 254, 127]
+>>> hex(encode_pair(np.float32(1.0), np.float32(2.0)))
+'0x3840'
 """
 
 from typing import Any
@@ -36,6 +38,18 @@ def encode(
         ValueError: unknown ``rounding``.
     """
     return minifloat.encode(x, minifloat.E4M3, rounding=rounding, saturate=saturate)
+
+
+def encode_pair(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.uint16]:
+    """``cvt.rn.satfinite.e4m3x2.f32 d, a, b``: uint16 words, ``a`` in the high byte.
+
+    Args:
+        a, b: float32 or float64 arrays that broadcast together.
+
+    Raises:
+        TypeError: an input is not a floating-point array.
+    """
+    return minifloat.pack(encode(a), encode(b))
 
 
 def decode(code: NDArray[Any]) -> NDArray[np.float32]:

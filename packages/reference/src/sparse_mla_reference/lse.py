@@ -1,15 +1,38 @@
-"""Log-sum-exp of a finished row."""
+"""Log-sum-exp (LSE): of a finished row, in either base, and as each library writes it.
+
+>>> import numpy as np
+>>> ours = np.float32([0.5, -np.inf])
+>>> convert(ours, SPARSE_MLA, FLASH_MLA).tolist()  # natural, +inf for a row without keys
+[0.5, inf]
+>>> convert(ours, SPARSE_MLA, FLASHINFER).tolist()  # base 2
+[0.7213475108146667, -inf]
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from sparse_mla_reference.float32 import as_float32, canonical
 from sparse_mla_reference.machine import Machine, Real
 from sparse_mla_reference.softmax import P_SCALE_LOG2
 
+Base = Literal["2", "e"]
+
 LN_2 = float(np.log(2.0))
+# No finite logits of a sensible model reach this; a mark of unknown value may lie below.
+_SUSPICIOUS = -1e6
 
 
 def lse2(top: Real, total: Real, machine: Machine) -> Real:
-    """Base-2 LSE of numerators that are 448 at the max (R14): (top - log2 448) + log2 total."""
+    """Base-2 LSE of numerators that are 448 at the max (R14): (top - log2 448) + log2 total.
+
+    Args:
+        top: [...] max of the base-2 logits, ``machine.real``.
+        total: [...] sum of the numerators.
+        machine: the arithmetic.
+    """
     scale = machine.constant(P_SCALE_LOG2)
     return machine.add(machine.sub(top, scale), machine.log2(total))
 
@@ -17,3 +40,107 @@ def lse2(top: Real, total: Real, machine: Machine) -> Real:
 def natural(lse2: Real, machine: Machine) -> Real:
     """A base-2 LSE in natural units: one multiply by ln 2 (R14)."""
     return machine.mul(lse2, machine.constant(LN_2))
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How a library writes LSEs.
+
+    Attributes:
+        name: the library.
+        base: of the logarithm.
+        empty: values that mean "no keys"; the first is the one it writes. None: its value isn't
+            fixed, so that an empty row can't be told from a real one.
+        row: what the output row of an empty row holds: ``"zero"``, ``"unwritten"`` or ``"nan"``.
+    """
+
+    name: str
+    base: Base
+    empty: tuple[float, ...] | None
+    row: Literal["zero", "unwritten", "nan"] = "zero"
+
+
+_LOWEST = (-np.inf,)
+SPARSE_MLA = Convention("this project's decode", "e", _LOWEST)
+MAILBOX = Convention("this project's mailbox", "2", (-3.0e38,), "unwritten")
+FLASH_MLA = Convention("FlashMLA", "e", (np.inf,))
+FLASH_ATTENTION_2 = Convention("FlashAttention-2", "e", (np.inf,))
+FLASH_ATTENTION_3 = Convention("FlashAttention-3", "e", _LOWEST)
+FLASH_ATTENTION_4 = Convention("FlashAttention-4", "e", _LOWEST)
+VLLM_MERGE = Convention("vLLM merge_attn_states", "e", (-np.inf, np.inf))
+FLASHINFER = Convention("FlashInfer fa2, fa3, merge_state", "2", _LOWEST)
+FLASHINFER_TRTLLM_GEN = Convention("FlashInfer trtllm-gen", "2", _LOWEST, "unwritten")
+FLASHINFER_SM120_SPARSE = Convention("FlashInfer SM120 sparse", "2", (-1e30,))
+TILELANG_SPARSE_MLA = Convention("TileLang sparse MLA", "2", None)
+AITER_MERGE = Convention("AITER merge", "e", None, "nan")
+
+CONVENTIONS = (
+    SPARSE_MLA, MAILBOX, FLASH_MLA, FLASH_ATTENTION_2, FLASH_ATTENTION_3, FLASH_ATTENTION_4,
+    VLLM_MERGE, FLASHINFER, FLASHINFER_TRTLLM_GEN, FLASHINFER_SM120_SPARSE, TILELANG_SPARSE_MLA,
+    AITER_MERGE,
+)  # fmt: skip
+
+
+@np.errstate(all="ignore")
+def convert(lse: NDArray[Any], source: Convention, target: Convention) -> NDArray[np.float32]:
+    """LSEs of one library as another writes them.
+
+    A change of base multiplies by ln 2 or log2 e in float64 and rounds once. NaN stays NaN.
+
+    Args:
+        lse: float32 array, any shape.
+        source: the convention of ``lse``.
+        target: the convention of the result.
+
+    Returns:
+        float32 array, same shape.
+
+    Raises:
+        TypeError: ``lse`` is not float32.
+        ValueError: an element's meaning is not certain in ``source``, or can't be said in
+            ``target``. The message gives the first such element and why.
+    """
+    values = as_float32("lse", lse)
+    empty = is_empty(values, source)
+    factor = {"2e": np.log(2.0), "e2": 1 / np.log(2.0)}.get(source.base + target.base, 1.0)
+    scaled = np.asarray((values.astype(np.float64) * factor).astype(np.float32))
+    if target.empty is None:
+        _refuse(empty, values, f"means no keys, which {target.name} has no value for")
+        return canonical(scaled)
+    marks = np.array(target.empty, np.float32)
+    real = ~empty & np.isin(scaled, marks)
+    _refuse(real, values, f"is a real LSE and would mean no keys to {target.name}")
+    return canonical(np.where(empty, marks[0], scaled))
+
+
+def is_empty(lse: NDArray[Any], convention: Convention) -> NDArray[np.bool_]:
+    """Which rows had no keys.
+
+    Args:
+        lse: float32 array, any shape.
+        convention: whose it is.
+
+    Returns:
+        bool array, same shape.
+
+    Raises:
+        TypeError: ``lse`` is not float32.
+        ValueError: an element may or may not mean "no keys": below a finite mark, or any that is
+            not finite or under -1e6 where the mark's value isn't fixed.
+    """
+    values = as_float32("lse", lse)
+    if convention.empty is None:
+        unclear = ~np.isfinite(values) | (values < _SUSPICIOUS)
+        _refuse(unclear, values, f"may mean no keys: {convention.name} has no fixed value for it")
+        return np.zeros(values.shape, np.bool_)
+    marks = np.array(convention.empty, np.float32)
+    if np.isfinite(marks[0]):
+        below = values < marks[0]
+        _refuse(below, values, f"is below {convention.name}'s {marks[0]:g}, which means no keys")
+    return np.isin(values, marks)
+
+
+def _refuse(where: NDArray[np.bool_], values: NDArray[np.float32], why: str) -> None:
+    if where.any():
+        index = tuple(int(i) for i in np.argwhere(where)[0])
+        raise ValueError(f"lse{list(index)} = {values[index]:.9g} {why}")

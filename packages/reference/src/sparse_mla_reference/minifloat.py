@@ -133,6 +133,28 @@ def decode(code: NDArray[Any], form: Format) -> NDArray[np.float32]:
     return np.asarray(value_table(form)[code])
 
 
+def pack(high: NDArray[Any], low: NDArray[Any]) -> NDArray[Any]:
+    """Two encodings as one word, as ``cvt...x2`` lays them out: its first input in the high half.
+
+    Args:
+        high, low: unsigned integer arrays of one dtype, uint8 or uint16, that broadcast together.
+
+    Returns:
+        uint16 or uint32 array.
+
+    Raises:
+        TypeError: the dtypes differ, or are neither uint8 nor uint16.
+    """
+    high, low = np.asarray(high), np.asarray(low)
+    if high.dtype != low.dtype or high.dtype not in (np.uint8, np.uint16):
+        raise TypeError(
+            f"high and low must both be uint8 or uint16, got {high.dtype} and {low.dtype}"
+        )
+    if high.dtype == np.uint8:
+        return np.asarray((high.astype(np.uint16) << np.uint16(8)) | low)
+    return np.asarray((high.astype(np.uint32) << np.uint32(16)) | low)
+
+
 def as_float64(x: NDArray[Any]) -> NDArray[np.float64]:
     """Float64 values of a floating-point array, exactly.
 
