@@ -55,10 +55,8 @@ def sum_of_products(
     A product of two significands and its quotient by a power of two are exact in Python's floats.
     """
     terms = [(x * y, _binade(x, least) + _binade(y, least)) for x, y in zip(a, b, strict=True)]
-    terms.append((c, _binade(c, -126)))
     terms = [(value, exponent) for value, exponent in terms if value]
-    if not terms:
-        return 0.0
+    terms.append((c, _binade(c, -126) if c else -126))
     quantum = 2.0 ** (max(exponent for _, exponent in terms) - fraction_bits)
     total = sum(int(value / quantum) for value, _ in terms)
     result = float(round_fraction(total * Fraction(quantum), output_bits, -126, "rz"))

@@ -165,9 +165,9 @@ def power_of_two(exponent: NDArray[np.int32], dtype: np.dtype[Any]) -> NDArray[A
 
 
 def _exponent(c: NDArray[np.float32]) -> NDArray[np.int32]:
-    """Exponents of float32 values; subnormals have the least one, zero has none."""
+    """Exponents of float32 values; subnormals and zero have the least one."""
     field = (c.view(np.int32) >> 23) & 0xFF
-    return np.where(c == 0, np.int32(NO_EXPONENT), np.maximum(field, 1) - np.int32(127))
+    return np.asarray(np.maximum(field, 1) - np.int32(127))
 
 
 def truncate(
