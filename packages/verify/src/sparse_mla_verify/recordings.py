@@ -144,7 +144,7 @@ def load(path: Path) -> Recording:
         RecordedCase(**{**c, "digests": tuple(map(tuple, c["digests"]))}) for c in plain["cases"]
     )
     checks = tuple(Check(**c) for c in plain["checks"])
-    outcomes = tuple(Outcome(**o) for o in plain["outcomes"])
+    outcomes = tuple(Outcome(**o) for o in plain.get("outcomes", ()))
     host = Host(**plain["host"])
     return Recording(plain["source"], host, plain["cubins"], cases, checks, outcomes, arrays)
 
