@@ -50,7 +50,7 @@ def few(cases: dict[str, Case]) -> list[Case]:
     return [
         cases["head-counts/16"],
         replace(short, query=short.query[:4], rows=short.rows[:4], valid=short.valid[:4]),
-        replace(nan, query=nan.query[1:3], rows=nan.rows[1:3], valid=nan.valid[1:3]),
+        replace(nan, query=nan.query[2:4], rows=nan.rows[2:4], valid=nan.valid[2:4]),
     ]
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparse_mla_verify import audit, recordings
+from sparse_mla_verify import audit, recordings, report
 from sparse_mla_verify.cases import FAMILIES
 
 
@@ -111,13 +111,26 @@ def test_figures_are_those_of_the_recorded_run(tmp_path, synthetic, capsys):
     path = tmp_path / "kernel.json"
     replace(synthetic, source=recordings.KERNEL).save(path)
     assert audit.main(["figures", "--recording", str(path)]) == 0
-    assert "| Synthetic. | pass | 0 of 0 |" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "| Synthetic. | pass | 0 of 0 |" in table
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- figures: by a command -->\nold\n<!-- /figures -->\nb\n")
+    for _ in range(2):
+        assert audit.main(["figures", "--recording", str(path), "--into", str(page)]) == 0
+        assert page.read_text() == (
+            f"a\n<!-- figures: by a command -->\n\n{table}\n<!-- /figures -->\nb\n"
+        )
+
+
+def test_a_page_without_marks_is_refused():
+    with pytest.raises(ValueError, match="0 pairs of marks"):
+        report.between_marks("no marks", "table")
 
 
 def test_without_gpu_and_recording_the_code_alone_is_checked(offline, tmp_path, monkeypatch):
     monkeypatch.setattr(recordings, "shipped", lambda: None)
     report = tmp_path / "report"
-    assert audit.main(["--report", str(report)]) == 2
+    assert audit.main(["--report", str(report), "--workers", "1"]) == 2
     found = claims_of(json.loads((report / "report.json").read_text()))
     assert found["latent-bits"] == "undecided"
     assert found["waits-before-reads"] == "pass"

@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="the claims and the case families")
     figures = commands.add_parser("figures", help="the README's table, from a recording")
     figures.add_argument("--recording", type=Path, help="another recording than the one shipped")
+    figures.add_argument("--into", type=Path, help="write it between the marks of this file")
     return parser
 
 
@@ -165,7 +166,11 @@ def _figures(options: argparse.Namespace) -> int:
     if recording.source != KERNEL:
         print(f"{path} is not a recording of a kernel", file=sys.stderr)
         return 2
-    print(report.figures_markdown(recording), end="")
+    table = report.figures_markdown(recording)
+    if options.into:
+        options.into.write_text(report.between_marks(options.into.read_text(), table))
+    else:
+        print(table, end="")
     return 0
 
 

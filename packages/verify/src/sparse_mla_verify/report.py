@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -245,6 +246,19 @@ def figures_markdown(recording: Recording) -> str:
     lines = [f"| {o.statement} | {o.status} | {o.figures} |" for o in shown]
     head = ["| claim | verdict | figures |", "|---|---|---|"]
     return f"Recorded on {host.date}: {where}.\n\n" + "\n".join((*head, *lines)) + "\n"
+
+
+MARKS = re.compile(r"(<!-- figures\b[^>]*-->\n).*?(<!-- /figures -->)", re.DOTALL)
+
+
+def between_marks(text: str, table: str) -> str:
+    """A text with the table between its two marks. Raises ValueError where they are not."""
+    found, count = MARKS.subn(lambda marks: f"{marks[1]}\n{table}\n{marks[2]}", text)
+    if count != 1:
+        raise ValueError(
+            f"text: has {count} pairs of marks, not one: <!-- figures ... /figures -->"
+        )
+    return found
 
 
 def outcomes_of(results: Results) -> tuple[Outcome, ...]:
