@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sparse_mla_reference import IDEAL, SM120, bounds, decode, e4m3, mufu
+from sparse_mla_reference.schedule import LOW_LATENCY
 from sparse_mla_reference.tensor_core import SM90_E4M3, SM90_F16, SM90_WGMMA_E4M3, Model, mma
 
 
@@ -51,6 +52,8 @@ def time_decode(rng: np.random.Generator) -> None:
     loud = (uniform(rng, 5, 96, 576), uniform(rng, 4096, 576), *arguments[2:])
     quiet = {"scale_log2": 1e-5, "out_scale": 1.0}
     report("  uniform bytes", f"{seconds(lambda: decode(*loud, **quiet)):.3f} s")
+    fast = seconds(lambda: decode(*arguments, **scales, schedule=LOW_LATENCY))
+    report("  low-latency schedule", f"{fast:.3f} s")
     for machine in (SM120, IDEAL):
         best = seconds(lambda m=machine: decode(*arguments, **scales, machine=m))
         report(f"  {machine.name}", f"{best:.3f} s")

@@ -85,9 +85,9 @@ def test_against_rationals(family, exact_e4m3_mma):
 
 
 def careful(monkeypatch, *arguments, **options) -> np.ndarray:
-    """mma with no step taken for an exact dot product."""
+    """mma with nothing taken for an exact dot product."""
     with monkeypatch.context() as patch:
-        patch.setattr(tensor_core, "_EXACT", 0.0)
+        patch.setattr(tensor_core, "_limit", lambda model: 0.0)
         return mma(*arguments, **options)
 
 
@@ -137,10 +137,11 @@ def test_both_paths_are_taken_at_the_threshold(monkeypatch):
     assert all(taken[e] == (e < switch) for e in taken)
 
 
-def test_narrow_data_takes_the_exact_path(monkeypatch):
+@pytest.mark.parametrize(("name", "k"), [("SM90_E4M3", 576), ("SM90_E4M3_AS_F16", 144)])
+def test_narrow_data_takes_the_exact_path(name, k, monkeypatch):
     """Unit normal operands, as caches hold them, almost never need the careful path."""
     rng = np.random.default_rng(9)
-    a, b = (e4m3.encode(rng.standard_normal(s)) for s in ((64, 576), (576, 64)))
+    a, b = (e4m3.encode(rng.standard_normal(s)) for s in ((64, k), (k, 64)))
     seen = []
     original = tensor_core.aligned_sum
     monkeypatch.setattr(
@@ -150,8 +151,8 @@ def test_narrow_data_takes_the_exact_path(monkeypatch):
             seen.append(a.value.shape[2] * b.value.shape[2]) or original(a, b, c, model)
         ),
     )
-    mma(a, b, np.zeros((64, 64), np.float32))
-    assert sum(seen) < 0.05 * 64 * 64 * 576 / 16
+    mma(a, b, np.zeros((64, 64), np.float32), model=MODELS[name])
+    assert sum(seen) < 0.05 * 64 * 64 * k / 16
 
 
 def test_chaining_is_successive_instructions():
@@ -305,6 +306,45 @@ def test_models_against_rationals(model, family, exact_sum):
                 t = float(np.float32(expected) + np.float32(t))
             expected = t
         assert bits(d[i, j]) == bits(np.float32(expected)), (i, j)
+
+
+@pytest.mark.parametrize("spread", [0, 4, 12])
+@pytest.mark.parametrize("start", ["zero", "multiples", "any"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_exact_chains_equal_the_careful_path(model, start, spread, monkeypatch):
+    """Narrow and wide rows and columns side by side, over several steps, with accumulators that are
+    zero, multiples of small powers of two, or anything; and a NaN."""
+    rng = np.random.default_rng(spread)
+    m, k, n = 24, 96, 30
+    form = model.operands
+    a, b = (
+        minifloat.encode(np.ldexp(np.rint(rng.standard_normal(s) * 4),
+                                  -rng.integers(0, spread + 1, s)), form, saturate=True)
+        for s in ((m, k), (k, n))
+    )  # fmt: skip
+    a[::7], b[:, 5] = rng.integers(0, form.max_finite, (4, k)), rng.integers(0, 9, k)
+    b[70, 11], a[4] = form.nan, 0
+    a, b = a.view(OPERANDS[form.name]), b.view(OPERANDS[form.name])
+    c = np.rint(rng.standard_normal((m, n)) * 64).astype(np.float32) / 64
+    if start == "any":
+        c = np.ldexp(rng.standard_normal((m, n)), rng.integers(-140, 30, (m, n)))
+    c = np.zeros((m, n), np.float32) if start == "zero" else c.astype(np.float32)
+    got = mma(a, b, c, model=model)
+    np.testing.assert_array_equal(bits(got), bits(careful(monkeypatch, a, b, c, model=model)))
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_batches_of_small_products_equal_the_careful_path(model, monkeypatch):
+    rng = np.random.default_rng(51)
+    form, shape = model.operands, (40, 16, 32)
+    a = minifloat.encode(rng.standard_normal(shape), form)
+    b = minifloat.encode(rng.standard_normal((40, 32, 8)), form)
+    a[::3] = rng.integers(0, form.max_finite, a[::3].shape)
+    a, b = a.view(OPERANDS[form.name]), b.view(OPERANDS[form.name])
+    c = np.zeros((40, 16, 8), np.float32)
+    c[::2] = rng.standard_normal((20, 16, 8))
+    got = mma(a, b, c, model=model)
+    np.testing.assert_array_equal(bits(got), bits(careful(monkeypatch, a, b, c, model=model)))
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference import minifloat
+from sparse_mla_reference.exact_product import product
 from sparse_mla_reference.minifloat import Format
 from sparse_mla_reference.mma_models import Model
 
@@ -85,9 +86,10 @@ def aligned_sum(
         largest = np.maximum(largest, _exponent(c))
     largest = np.where(largest > NO_EXPONENT // 2, largest, 0)
     shift = model.fraction_bits - largest
-    units = _truncated_terms(a, b, c, shift, model)
-    result = truncate(units, -shift, model.output_bits)
-    return _with_specials(result, a, b, c)
+    value = _truncated_terms(a, b, c, shift, model).astype(np.float64)
+    value *= power_of_two(-shift, value.dtype)
+    tiny = bool(shift.max(initial=0) > 126)  # a result may be subnormal
+    return _with_specials(truncate(value, model.output_bits, subnormal=tiny), a, b, c)
 
 
 def _largest_exponent(a: Operand, b: Operand) -> NDArray[np.int32]:
@@ -106,20 +108,6 @@ def _largest_exponent(a: Operand, b: Operand) -> NDArray[np.int32]:
         np.add(a.exponent[:, k, :, None], b.exponent[:, k, None, :], out=term)
         np.maximum(largest, term, out=largest)
     return largest.astype(np.int32)
-
-
-def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """a [T, k, M] and b [T, k, N] to [T, M, N] by BLAS, a few rows at a time.
-
-    Each product is small enough that BLAS doesn't share it out to threads, which would wait for
-    each other longer than they work.
-    """
-    t = np.empty((len(a), a.shape[2], b.shape[2]), a.dtype)
-    rows = max(8, (1 << 18) // max(1, b.shape[1] * b.shape[2]))
-    for start in range(0, a.shape[2], rows):
-        part = slice(start, start + rows)
-        np.matmul(a[:, :, part].swapaxes(1, 2), b, out=t[:, part])
-    return t
 
 
 def _truncated_terms(
@@ -171,21 +159,19 @@ def _exponent(c: NDArray[np.float32]) -> NDArray[np.int32]:
 
 
 def truncate(
-    units: NDArray[Any], exponent: NDArray[np.int32], output_bits: int
+    value: NDArray[np.float64], output_bits: int, *, subnormal: bool = True
 ) -> NDArray[np.float32]:
-    """units 2^exponent, truncated toward zero to float32 with ``output_bits`` fraction bits.
+    """Truncate toward zero to float32 with ``output_bits`` fraction bits.
 
     Args:
-        units: integers below 2^53, int32 or float64.
-        exponent: int32, same shape.
+        value: float64 array, any shape; it is overwritten.
         output_bits: at most 23.
+        subnormal: False if no value but zero is below 2^-126.
 
     Returns:
         float32 array; infinity from 2^128 on; a subnormal keeps ``output_bits`` bits below 2^-126.
     """
-    value = units.astype(np.float64)
-    value *= power_of_two(exponent, value.dtype)
-    if exponent.min(initial=0) < -126:
+    if subnormal:
         least = 2.0 ** (-126 - output_bits)
         value = np.where(np.abs(value) < 2.0**-126, np.trunc(value / least) * least, value)
     bits = value.view(np.int64)

@@ -5,26 +5,26 @@
 >>> float(mma(one, one.T, c)[0, 0])  # 32 products of 1.0
 32.0
 
-Two paths, same bits. Let a row of A be, in one step of an instruction, a vector of integers times
-its least significant bit, a = 2^i a', and b = 2^j b' a column of B. Every partial sum of a . b, in
-any order, is an integer times 2^(i + j), and by Cauchy and Schwarz at most |a'| |b'| such units. If
-that is below 2^24, then each is a float32, and so are all the products; and as |a_k b_k| is below
-2^(i + j + 24), the largest exponent is too, so that no term has a bit under the alignment at
-2^(e_max - 23) or lower. Then no truncation and no rounding can occur anywhere: the step is the dot
-product, which BLAS computes in float32 at once. The other steps take ``aligned_sum``.
+Two paths, same bits: ``aligned_sum`` goes term by term, ``exact_product`` says where none of that
+can make a difference. Take a row and a column whose sizes multiply to less than 2^24. Then every
+sum of their products is a float32, and no term has a bit below 2^(e_max - 23), where the alignment
+would cut it: nothing rounds, and the step is one dot product. That serves instructions that add C
+afterwards. If C is inside, take sizes over all of K, less than 2^(fraction_bits + 1), and a C that
+is zero or a multiple of the same unit: the alignment still cuts nothing, and what is left is the
+truncation of each sum's result.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference import float32, minifloat
-from sparse_mla_reference.aligned_sum import Operand, aligned_sum, product
+from sparse_mla_reference import float32
+from sparse_mla_reference.aligned_sum import Operand, aligned_sum, truncate
+from sparse_mla_reference.exact_product import Pairs, Sizes, pairs_above, product
 from sparse_mla_reference.minifloat import Format
 from sparse_mla_reference.mma_models import (
     MODELS,
@@ -101,14 +101,14 @@ def mma(
     batch = _check_shapes(a, b, c, model)
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
     count = math.prod(batch)
-    left = _Steps.of(np.broadcast_to(a, (*batch, m, k)).reshape(count, m, k), model)
+    left = _Blocks.of(np.broadcast_to(a, (*batch, m, k)).reshape(count, m, k), model)
     columns = np.broadcast_to(b, (*batch, k, n)).reshape(count, k, n).swapaxes(1, 2)
-    right = _Steps.of(columns, model)
+    right = _Blocks.of(columns, model)
     d = np.broadcast_to(c, (*batch, m, n)).reshape(count, m, n).copy()
-    for tile in _tiles(count, m, n):
-        group, rows = tile
-        for step in range(k // model.step):
-            d[tile] = _step(left.part(step, group, rows), right.part(step, group), d[tile], model)
+    chain = _chain_inside if model.accumulator_inside else _chain_after
+    for group, rows in _tiles(count, m, n):
+        part = (slice(None), group, rows)
+        d[group, rows] = chain(left[part], right[:, group], d[group, rows], model)
     return float32.canonical(d.reshape(*batch, m, n))
 
 
@@ -122,100 +122,138 @@ def _tiles(count: int, m: int, n: int) -> Iterator[tuple[slice, slice]]:
 
 
 @dataclass(frozen=True)
-class _Steps:
-    """Rows of A, or columns of B, divided into an instruction's steps.
+class _Blocks:
+    """Rows of A, or columns of B, in blocks along K: one sum where C is inside, else one step.
 
     Attributes:
-        operand: [S, T, k, X], the columns of a step in the order of the model's sums.
-        size: [S, T, X] each vector's Euclidean norm in units of its least significant bit, rounded
-            up; at least 1; infinite where an element is not finite.
+        operand: [S, T, k, X]; within a step the columns are in the order of the model's sums.
+        sizes: [S, T, X] of the blocks' vectors.
     """
 
     operand: Operand
-    size: NDArray[np.float64]
+    sizes: Sizes
 
     @classmethod
-    def of(cls, code: NDArray[Any], model: Model) -> "_Steps":
+    def of(cls, code: NDArray[Any], model: Model) -> "_Blocks":
         """Divide encodings [T, X, K]."""
         t, x, k = code.shape
         order = np.concatenate([np.array(columns) for columns in model.sums])
+        width = len(model.sums[0]) if model.accumulator_inside else model.step
         steps = code.reshape(t, x, k // model.step, model.step)[..., order]
-        steps = np.ascontiguousarray(steps.transpose(2, 0, 3, 1))  # [S, T, k, X]
-        return cls(Operand.of(steps, model), _size(steps, model.operands))
+        steps = steps.reshape(t, x, k // width, width)
+        blocks = np.ascontiguousarray(steps.transpose(2, 0, 3, 1))
+        return cls(Operand.of(blocks, model), Sizes.of(blocks, model))
 
-    def part(self, step: int, group: slice, span: slice = slice(None)) -> "_Steps":
-        """One step of a tile."""
-        return _Steps(self.operand[step, group, :, span], self.size[step, group, span])
+    def __getitem__(self, index: tuple[Any, ...]) -> "_Blocks":
+        """Blocks, batch items and, if given, vectors."""
+        operand = self.operand[(*index[:2], slice(None), *index[2:])]
+        return _Blocks(operand, self.sizes[index])
 
+    def pick(self, items: NDArray[np.int64], vectors: NDArray[np.int64]) -> "_Blocks":
+        """All blocks of some vectors of some batch items."""
+        return self[:, items][:, :, vectors]
 
-def _size(code: NDArray[Any], form: Format) -> NDArray[np.float64]:
-    square, low_bit = (table[code] for table in _size_tables(form))
-    norm = np.sqrt(square.sum(axis=-2, dtype=np.float64))
-    units = np.ldexp(norm, -low_bit.min(axis=-2, initial=127).astype(np.int32))
-    return np.asarray(np.maximum(units, 1.0) * (1 + 2.0**-40))
-
-
-@cache
-def _size_tables(form: Format) -> tuple[NDArray[np.float64], NDArray[np.int16]]:
-    """Per encoding: its square (infinite where not finite), the exponent of its lowest set bit."""
-    value = minifloat.value_table(form).astype(np.float64)
-    square = np.where(np.isfinite(value), value * value, np.inf)
-    integer = np.abs(np.ldexp(np.where(np.isfinite(value), value, 0), 149)).astype(object)
-    low = [int(x) & -int(x) for x in integer]
-    low_bit = np.array([x.bit_length() - 1 - 149 if x else 127 for x in low], np.int16)
-    return square, low_bit
+    def __len__(self) -> int:
+        return len(self.sizes.norm)
 
 
-def _step(a: _Steps, b: _Steps, c: NDArray[np.float32], model: Model) -> NDArray[np.float32]:
-    """One instruction on a tile: a [T, k, M], b [T, k, N], c [T, M, N]."""
-    if model.accumulator_inside:
-        return _sums(a.operand, b.operand, c, model)
-    if model.fraction_bits < 23 or model.output_bits < 23 or not model.normalises_subnormals:
-        return np.asarray(c + _sums(a.operand, b.operand, None, model))
-    t = product(a.operand.value, b.operand.value)
-    for item in range(len(t)):
-        for rows, columns in _inexact(a.size[item], b.size[item]):
-            left, right = (
-                a.operand[item : item + 1, :, rows],
-                b.operand[item : item + 1, :, columns],
-            )
-            t[item][np.ix_(rows, columns)] = _sums(left, right, None, model)[0]
-    return np.asarray(c + t)
-
-
-def _inexact(
-    a: NDArray[np.float64], b: NDArray[np.float64]
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Rectangles of rows and columns that cover every pair with a[m] b[n] >= 2^24.
-
-    Below a cut of the rows' sizes and 2^24 / cut of the columns' no pair is inexact: what is left
-    are the rows above the cut, with all columns, and the other rows with the columns above theirs.
-    """
-    if a.size == 0 or b.size == 0 or a.max() * b.max() < _EXACT:
-        return
-    cuts = np.exp2(np.arange(0, 24.5, 0.5))
-    above = a.size - np.searchsorted(np.sort(a), cuts)
-    beyond = b.size - np.searchsorted(np.sort(b), _EXACT / cuts)
-    cut = cuts[np.argmin(above * b.size + (a.size - above) * beyond)]
-    high = a >= cut
-    if high.any():
-        yield np.flatnonzero(high), np.flatnonzero(b * a.max() >= _EXACT)
-    low = ~high & (a * b.max() >= _EXACT)
-    if low.any():
-        yield np.flatnonzero(low), np.flatnonzero(b * a[low].max() >= _EXACT)
-
-
-def _sums(
-    a: Operand, b: Operand, c: NDArray[np.float32] | None, model: Model
+def _chain_after(
+    a: _Blocks, b: _Blocks, c: NDArray[np.float32], model: Model
 ) -> NDArray[np.float32]:
-    """The chain of a step's sums: a [T, k, M], b [T, k, N], c [T, M, N] or none."""
-    start, t = 0, c
+    """D = RN(C + step), step after step: a [S, T, k, M], b [S, T, k, N], c [T, M, N]."""
+    d = c
+    for step in range(len(a)):
+        left, right = a.operand[step], b.operand[step]
+        careful = list(pairs_above(a.sizes[step].units, b.sizes[step].units, _limit(model)))
+        if _area(careful) > c.size // 2:
+            d = np.asarray(d + _sums(left, right, model))
+            continue
+        t = product(left.value, right.value)
+        for items, rows, columns in careful:
+            part = left[items][:, :, rows], right[items][:, :, columns]
+            t[np.ix_(items, rows, columns)] = _sums(*part, model)
+        d = np.asarray(d + t)
+    return d
+
+
+def _limit(model: Model) -> float:
+    """Products of sizes below this need no care (the module's docstring); 0: all do."""
+    if model.accumulator_inside:
+        return 2.0 ** (model.fraction_bits + 1)
+    return _EXACT if min(model.fraction_bits, model.output_bits) >= 23 else 0.0
+
+
+def _area(pairs: list[Pairs]) -> int:
+    return sum(len(items) * len(rows) * len(columns) for items, rows, columns in pairs)
+
+
+def _sums(a: Operand, b: Operand, model: Model) -> NDArray[np.float32]:
+    """A step's sums, chained from none: a [T, k, M], b [T, k, N]."""
+    start, t = 0, None
     for columns in model.sums:
         part = slice(start, start + len(columns))
         t = aligned_sum(a[:, part], b[:, part], t, model)
         start = part.stop
     assert t is not None
     return t
+
+
+def _chain_inside(
+    a: _Blocks, b: _Blocks, c: NDArray[np.float32], model: Model
+) -> NDArray[np.float32]:
+    """D = sum(products, C), sum after sum; shapes as above."""
+    left, right = a.sizes.joined(), b.sizes.joined()
+    careful = list(pairs_above(left.units, right.units, _limit(model)))
+    careful += _unaligned(left, right, c, _limit(model))
+    if _area(careful) > c.size // 2:
+        return _aligned_chain(a, b, c, model)
+    d = _exact_chain(a, b, c, model)
+    for items, rows, columns in careful:
+        part = np.ix_(items, rows, columns)
+        d[part] = _aligned_chain(a.pick(items, rows), b.pick(items, columns), c[part], model)
+    return d
+
+
+def _unaligned(left: Sizes, right: Sizes, c: NDArray[np.float32], limit: float) -> list[Pairs]:
+    """The batch items, rows and columns of a C that is not a multiple of its products' unit."""
+    if not c.any():
+        return []
+    unit = np.ldexp(1.0, left.low_bit[:, :, None] + right.low_bit[:, None, :])
+    units = np.abs(c / unit)
+    most = left.units[:, :, None] * right.units[:, None, :]
+    multiple = (units >= 1) & (units == np.trunc(units))
+    bad = (c != 0) & ~(multiple & (units + most < limit))
+    items = np.flatnonzero(bad.any(axis=(1, 2)))
+    if not items.size:
+        return []
+    rows, columns = (np.flatnonzero(bad.any(axis=axes)) for axes in ((0, 2), (0, 1)))
+    return [(items, rows, columns)]
+
+
+def _exact_chain(
+    a: _Blocks, b: _Blocks, c: NDArray[np.float32], model: Model
+) -> NDArray[np.float32]:
+    """The chain where alignment cuts nothing: exact sums, each truncated."""
+    d = c
+    for block in range(len(a)):
+        left, right = a.operand[block].value, b.operand[block].value
+        sizes = (x.sizes[block].units.max(initial=0) for x in (a, b))
+        if math.prod(sizes) >= _EXACT:  # not every partial sum is a float32
+            left, right = left.astype(np.float64), right.astype(np.float64)
+        total = product(left, right).astype(np.float64)
+        total += d
+        d = truncate(total, model.output_bits, subnormal=False)
+    return d
+
+
+def _aligned_chain(
+    a: _Blocks, b: _Blocks, c: NDArray[np.float32], model: Model
+) -> NDArray[np.float32]:
+    """The chain term by term."""
+    d = c
+    for block in range(len(a)):
+        d = aligned_sum(a.operand[block], b.operand[block], d, model)
+    return d
 
 
 def _encodings(name: str, x: NDArray[Any], form: Format) -> NDArray[Any]:
