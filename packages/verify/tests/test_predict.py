@@ -1,7 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from sparse_mla_verify.predict import assess, assess_all
+from sparse_mla_reference import BASE, decode
+from sparse_mla_verify.compare import compare_bits
+from sparse_mla_verify.predict import assess, assess_all, predict
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -26,6 +30,23 @@ def test_given_results_are_what_is_measured(few):
     measured = assess_all([case], {case.name: (latent, lse)}, workers=1)[case.name]
     assert measured.bounds.outside == 1
     assert measured.latent[0, 0, 0] != latent[0, 0, 0]
+
+
+@pytest.mark.parametrize("other", [{"split": 2}, {"chunk": 8}, {"qk_chains": 1}, {"warp_keys": 4}])
+def test_the_cases_tell_schedules_apart(few, other):
+    case = few[0]
+    latent, lse = decode(
+        case.query[: case.batch, : case.heads],
+        case.kv,
+        case.rows,
+        case.valid,
+        scale_log2=case.scale_log2,
+        out_scale=case.out_scale,
+        schedule=replace(BASE, **other),
+    )
+    ours, ours_lse = predict(case)
+    differing = compare_bits("latent", latent, ours).differing
+    assert differing + compare_bits("lse", lse, ours_lse).differing > 0
 
 
 def test_a_row_alone_is_the_row_in_its_batch(few):

@@ -150,8 +150,9 @@ def load(path: Path) -> Recording:
 
 
 def shipped() -> Path | None:
-    """The recording that comes with the package, if there is one."""
-    return next(iter(sorted(FOLDER.glob("*.json"))), None)
+    """The recording of the base kernel that comes with the package, if there is one."""
+    path = FOLDER / "h200.json"
+    return path if path.exists() else None
 
 
 def signature_of(key: str) -> Signature:
