@@ -1,9 +1,12 @@
 """Cross-compiling, and the errors of sizes that the kernel can't have."""
 
+from dataclasses import replace
+
 import pytest
 
-from sparse_mla_kernel import Schedule, cross_compile
+from sparse_mla_kernel import LOW_LATENCY, Schedule, cross_compile
 from sparse_mla_kernel.layouts import THREADS, shared_layout
+from sparse_mla_kernel.low_latency.decode import LowLatencyDecode
 
 SIZES = {"batch": 2, "heads": 32, "padded": 48, "width": 128, "cap": 4}
 
@@ -55,7 +58,7 @@ def test_sizes_out_of_range(change: dict[str, object], error: type[Exception], s
 
 @pytest.mark.parametrize("field", ["split", "chunk", "qk_chains"])
 def test_schedules_out_of_range(field: str) -> None:
-    with pytest.raises(ValueError, match=f"{field} is 0; it may be"):
+    with pytest.raises(ValueError, match=f"{field} is 0; with mma 'e4m3' it may be"):
         Schedule(**{field: 0})
 
 
@@ -70,3 +73,40 @@ def test_the_merge_mailbox_holds_every_partial(split: int, chunk: int) -> None:
 @pytest.mark.parametrize("schedule", [Schedule(split=8, chunk=32, qk_chains=3), Schedule(split=1)])
 def test_other_schedules_compile(schedule: Schedule) -> None:
     assert cross_compile(**SIZES, schedule=schedule).sha256 != cross_compile(**SIZES).sha256
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a", "sm_120a"])
+def test_low_latency_compiles_without_a_gpu(arch: str) -> None:
+    sass = cross_compile(**SIZES, arch=arch, schedule=LOW_LATENCY).sass()
+    assert "HMMA.16816.F32" in sass
+    assert "QMMA" not in sass
+
+
+@pytest.mark.parametrize("split", [2, 4, 8])
+def test_low_latency_does_not_spill(split: int) -> None:
+    assert "STL" not in cross_compile(**SIZES, schedule=replace(LOW_LATENCY, split=split)).sass()
+
+
+@pytest.mark.parametrize(("heads", "shares"), [(16, False), (32, True), (48, False)])
+def test_an_even_number_of_tiles_shares_its_gathers(heads: int, shares: bool) -> None:
+    assert LowLatencyDecode(2, heads, 48, 128).cluster == (8 if shares else 4)
+    ptx = cross_compile(**(SIZES | {"heads": heads}), schedule=LOW_LATENCY).ptx
+    assert ("multicast::cluster" in ptx) is shares
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"mma": "bf16"}, "mma is 'bf16'; it may be 'e4m3' or 'f16'"),
+        ({"mma": "f16"}, "qk_chains is 2; with mma 'f16' it may be 4"),
+        ({"deal": 8}, "deal is 8; with mma 'e4m3' it may be 0"),
+    ],
+)
+def test_fields_that_do_not_go_together(change: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Schedule(**change)
+
+
+def test_low_latency_has_no_push_mode() -> None:
+    with pytest.raises(ValueError, match=r"schedule\.mma is 'f16'; in push mode it may be 'e4m3'"):
+        cross_compile(2, 48, 48, 128, 4, push=(12, 4, 4), schedule=LOW_LATENCY)

@@ -23,13 +23,14 @@ from sparse_mla_kernel.decode import SparseDcpDecode
 from sparse_mla_kernel.mailbox import MailboxLayout
 from sparse_mla_kernel.policy import parse_table, sparse_for
 from sparse_mla_kernel.primitives import store_fp8_pair_shared, transpose4
-from sparse_mla_kernel.schedule import BASE, Schedule
+from sparse_mla_kernel.schedule import BASE, LOW_LATENCY, Schedule
 from sparse_mla_kernel.waits import Stage
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BASE",
+    "LOW_LATENCY",
     "Artifact",
     "CompiledSparse",
     "CompiledStep",

@@ -27,6 +27,7 @@ from sparse_mla_kernel.checks import (
     resolve_device,
 )
 from sparse_mla_kernel.decode import SparseDcpDecode
+from sparse_mla_kernel.low_latency.decode import LowLatencyDecode
 from sparse_mla_kernel.mailbox import DeviceMailbox, MailboxLayout
 from sparse_mla_kernel.owner_merge import OwnerMerge
 from sparse_mla_kernel.query_exchange import QueryExchange
@@ -139,7 +140,7 @@ def _compile_loaded(
     schedule: Schedule,
 ) -> CompiledSparse:
     arch = architecture_of(device)
-    kernel = SparseDcpDecode(batch, heads, padded, width, push, schedule=schedule)
+    kernel = decode_kernel(batch, heads, padded, width, push, schedule)
     with torch.cuda.device(device):
         launch, artifact = _compile(*_entry(kernel, cap), arch)
     return CompiledSparse(
@@ -180,8 +181,23 @@ def cross_compile(
         check_push(push, heads, cap)
     if arch not in ARCHITECTURES.values():
         raise ValueError(f"arch is {arch!r}; it may be {', '.join(ARCHITECTURES.values())}")
-    kernel = SparseDcpDecode(batch, heads, padded, width, push, schedule=schedule)
+    kernel = decode_kernel(batch, heads, padded, width, push, schedule)
     return _compile(*_entry(kernel, cap), arch)[1]
+
+
+def decode_kernel(
+    batch: int, heads: int, padded: int, width: int, push: Push | None, schedule: Schedule
+) -> SparseDcpDecode | LowLatencyDecode:
+    """The kernel that runs a schedule.
+
+    Raises:
+        ValueError: A size is out of range, or the schedule has no push mode.
+    """
+    if schedule.mma == "e4m3":
+        return SparseDcpDecode(batch, heads, padded, width, push, schedule=schedule)
+    if push is not None:
+        raise ValueError("schedule.mma is 'f16'; in push mode it may be 'e4m3'")
+    return LowLatencyDecode(batch, heads, padded, width, schedule=schedule)
 
 
 @dataclass(frozen=True)
@@ -272,7 +288,7 @@ def _compile(
         return launch, Artifact(arch, launch.__ptx__, launch.__cubin__)
 
 
-def _entry(kernel: SparseDcpDecode, cap: int) -> Entry:
+def _entry(kernel: SparseDcpDecode | LowLatencyDecode, cap: int) -> Entry:
     """What is compiled of the decode, and the types that it is called with.
 
     Static sizes, but for N and the lists' lengths.
@@ -281,7 +297,7 @@ def _entry(kernel: SparseDcpDecode, cap: int) -> Entry:
     kv, rows, valid = _keys(width)
     scales = (Float32(1.0), Float32(1.0))
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    if kernel.push is not None:
+    if isinstance(kernel, SparseDcpDecode) and kernel.push is not None:
         return kernel.launch_push, (kv, rows, valid, *scales, _mail(), stream)
     query = _fake(Uint8, cap, padded, ROW_COLUMNS, align=16)
     latent = _fake(BFloat16, batch, padded, LATENT_COLUMNS, align=16)

@@ -85,6 +85,28 @@ def cvt_e4m3x2(low: Float32, high: Float32) -> Uint16:
 
 
 @cute.jit
+def cvt_e4m3x4_f16x4(word: Uint32) -> tuple[Uint32, Uint32]:
+    """Four E4M3 bytes as two words of two FP16 each, bytes 0 and 1 first; exact, NaN to NaN."""
+    return inline_ptx(
+        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
+        "cvt.rn.f16x2.e4m3x2 {$w0}, low; cvt.rn.f16x2.e4m3x2 {$w1}, high; }",
+        write_only_types=[Uint32] * 2,
+        read_only_args=[word],
+    )
+
+
+@cute.jit
+def cvt_e4m3x2_f16x2(low: Float32, high: Float32) -> Uint32:
+    """Two numbers rounded to E4M3 as :func:`cvt_e4m3x2` does, then as two FP16, exactly."""
+    return inline_ptx(
+        "{ .reg .b16 pair; cvt.rn.satfinite.e4m3x2.f32 pair, {$r1}, {$r0}; "
+        "cvt.rn.f16x2.e4m3x2 {$w0}, pair; }",
+        write_only_types=[Uint32],
+        read_only_args=[low, high],
+    )
+
+
+@cute.jit
 def cvt_bf16x2(low: Float32, high: Float32) -> Uint32:
     """Two BF16, ``low`` in bits 0-15: nearest even, NaN to 0x7FFF."""
     return inline_ptx(
@@ -159,6 +181,25 @@ def mma_e4m3(c: cute.Tensor, a: cute.Tensor, b0: Uint32, b1: Uint32) -> None:
     """
     c[0], c[1], c[2], c[3] = inline_ptx(
         "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+        "{{$w0}, {$w1}, {$w2}, {$w3}}, {{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, "
+        "{{$r6}, {$r7}, {$r8}, {$r9}};",
+        write_only_types=[Float32] * 4,
+        read_only_args=[a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2], c[3]],
+    )
+
+
+@cute.jit
+def mma_f16(c: cute.Tensor, a: cute.Tensor, b0: Uint32, b1: Uint32) -> None:
+    """``c += a @ b`` on one warp: ``mma.sync.m16n8k16``, FP16 in, FP32 accumulators in place.
+
+    Args:
+        c: ``[4]`` f32, a C fragment (``low_latency.layouts`` draws the fragments), in and out.
+        a: ``[4]`` words of two FP16, an A fragment.
+        b0: The first word of a B fragment.
+        b1: The second.
+    """
+    c[0], c[1], c[2], c[3] = inline_ptx(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
         "{{$w0}, {$w1}, {$w2}, {$w3}}, {{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, "
         "{{$r6}, {$r7}, {$r8}, {$r9}};",
         write_only_types=[Float32] * 4,
@@ -296,6 +337,26 @@ def load_shared_f32(address: Int32) -> Float32:
 
 
 @cute.jit
+def load_shared_b32x2(address: Int32) -> tuple[Uint32, Uint32]:
+    """Two words of this CTA's shared memory, at an 8-byte aligned address."""
+    return inline_ptx(
+        "ld.shared.v2.b32 {{$w0}, {$w1}}, [{$r0}];",
+        write_only_types=[Uint32] * 2,
+        read_only_args=[address],
+    )
+
+
+@cute.jit
+def load_shared_f32x2(address: Int32) -> tuple[Float32, Float32]:
+    """Two float32 of this CTA's shared memory, at an 8-byte aligned address."""
+    return inline_ptx(
+        "ld.shared.v2.f32 {{$w0}, {$w1}}, [{$r0}];",
+        write_only_types=[Float32] * 2,
+        read_only_args=[address],
+    )
+
+
+@cute.jit
 def load_shared_f32x4(address: Int32) -> tuple[Float32, Float32, Float32, Float32]:
     """Four float32 of this CTA's shared memory, at a 16-byte aligned address."""
     return inline_ptx(
@@ -318,6 +379,24 @@ def store_shared_f32(address: Int32, value: Float32) -> None:
 
 
 @cute.jit
+def store_shared_b32x4(address: Int32, a: Uint32, b: Uint32, c: Uint32, d: Uint32) -> None:
+    """Four words to a 16-byte aligned address of this CTA's shared memory."""
+    inline_ptx(
+        "st.shared.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[address, a, b, c, d],
+    )
+
+
+@cute.jit
+def store_shared_f32x4(address: Int32, a: Float32, b: Float32, c: Float32, d: Float32) -> None:
+    """Four float32 to a 16-byte aligned address of this CTA's shared memory."""
+    inline_ptx(
+        "st.shared.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[address, a, b, c, d],
+    )
+
+
+@cute.jit
 def store_fp8_pair_shared(address: Int32, low: Float32, high: Float32) -> None:
     """Quantise two numbers to E4M3 and store them, ``low`` first, at a 2-byte aligned address.
 
@@ -332,15 +411,6 @@ def store_zero_shared_b128(address: Int32) -> None:
     inline_ptx(
         "st.shared.v4.b32 [{$r0}], {{$r1}, {$r1}, {$r1}, {$r1}};",
         read_only_args=[address, Uint32(0)],
-    )
-
-
-@cute.jit
-def store_shared_b32x4(address: Int32, a: Uint32, b: Uint32, c: Uint32, d: Uint32) -> None:
-    """Four words to a 16-byte aligned address of this CTA's shared memory."""
-    inline_ptx(
-        "st.shared.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-        read_only_args=[address, a, b, c, d],
     )
 
 
@@ -364,6 +434,26 @@ def bulk_copy_to_shared(address: Int32, source: Int64, size_bytes: int, barrier:
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
         "[{$r0}], [{$r1}], {$r2}, [{$r3}];",
         read_only_args=[address, source, Int32(size_bytes), barrier],
+    )
+
+
+@cute.jit
+def bulk_multicast_to_shared(
+    address: Int32, source: Int64, size_bytes: int, barrier: Int32, ctas: Uint16
+) -> None:
+    """As :func:`bulk_copy_to_shared`, to the same place in every CTA of the cluster in ``ctas``.
+
+    Args:
+        address: Where to, in each of those CTAs, 16-byte aligned.
+        source: Where from, 16-byte aligned.
+        size_bytes: A multiple of 16.
+        barrier: The mbarrier, in each of those CTAs.
+        ctas: One bit a cluster rank.
+    """
+    inline_ptx(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[{$r0}], [{$r1}], {$r2}, [{$r3}], {$r4};",
+        read_only_args=[address, source, Int32(size_bytes), barrier, ctas],
     )
 
 

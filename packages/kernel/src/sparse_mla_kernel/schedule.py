@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 #: Columns of a cache row and of a query row: 512 latent columns, then 64 rope columns.
 ROW_COLUMNS = 576
@@ -21,13 +22,17 @@ class Schedule:
     """The shape of the computation, wherever it decides the order in which numbers are rounded.
 
     Args:
-        split: CTAs of a cluster. Each attends to ``ceil(n / split)`` of a row's ``n`` keys and
-            owns ``512 / split`` latent columns in the merge. 1, 2, 4 or 8 (the portable cluster
-            sizes).
+        split: CTAs that share a row's keys. Each owns ``512 / split`` latent columns in the merge.
+            1, 2, 4 or 8 (the portable cluster sizes); 2, 4 or 8 for an FP16 schedule.
         chunk: Keys that a CTA attends to between two updates of its running maximum. A multiple
-            of 32, at most 128 (16 warps of 8 keys).
-        qk_chains: Independent FP32 accumulators of a QK product: step ``k`` adds to chain
-            ``k mod qk_chains``. 1 to 18.
+            of 32, at most 128 (16 warps of 8 keys); 64 for an FP16 schedule.
+        qk_chains: Independent FP32 accumulators of a QK product, added in order. 1 to 18; 4 for an
+            FP16 schedule.
+        mma: What multiplies: ``"e4m3"``, the architecture's E4M3 ``mma``, step ``k`` into chain
+            ``k mod qk_chains``; ``"f16"``, the FP16 ``mma`` after an exact conversion, each chain
+            with a run of consecutive columns.
+        deal: Keys are dealt to the CTAs in turn, in runs of this many; 0: each CTA has one run of
+            ``ceil(n / split)`` keys. 0 for an E4M3 schedule, 8 for an FP16 one.
 
     Raises:
         ValueError: A field is none of the values above.
@@ -36,15 +41,26 @@ class Schedule:
     split: int = 4
     chunk: int = 64
     qk_chains: int = 2
+    mma: Literal["e4m3", "f16"] = "e4m3"
+    deal: int = 0
 
     def __post_init__(self) -> None:
-        if self.split not in (1, 2, 4, 8):
-            raise ValueError(f"split is {self.split}; it may be 1, 2, 4 or 8")
-        if self.chunk not in (32, 64, 96, 128):
-            raise ValueError(f"chunk is {self.chunk}; it may be 32, 64, 96 or 128")
-        if not 1 <= self.qk_chains <= ROW_COLUMNS // STEP:
-            raise ValueError(f"qk_chains is {self.qk_chains}; it may be 1 to {ROW_COLUMNS // STEP}")
+        if self.mma not in ("e4m3", "f16"):
+            raise ValueError(f"mma is {self.mma!r}; it may be 'e4m3' or 'f16'")
+        f16 = self.mma == "f16"
+        for name, may in (
+            ("split", (2, 4, 8) if f16 else (1, 2, 4, 8)),
+            ("chunk", (64,) if f16 else (32, 64, 96, 128)),
+            ("qk_chains", (4,) if f16 else tuple(range(1, ROW_COLUMNS // STEP + 1))),
+            ("deal", (8,) if f16 else (0,)),
+        ):
+            value = getattr(self, name)
+            if value not in may:
+                values = ", ".join(map(str, may))
+                raise ValueError(f"{name} is {value}; with mma {self.mma!r} it may be {values}")
 
 
-#: The schedule that ships.
+#: The base schedule, which ships as the default.
 BASE = Schedule()
+#: 0.58 of the base schedule's time at 5 rows x 96 heads x 256 keys on an H200 (docs/benchmark.md).
+LOW_LATENCY = Schedule(qk_chains=4, mma="f16", deal=8)
