@@ -344,6 +344,16 @@ def test_schedules_move_bits_and_little_else(schedule):
     np.testing.assert_allclose(base[1], other[1], rtol=1e-6)
 
 
+def test_strides_don_t_matter():
+    rng = np.random.default_rng(28)
+    query, kv = normal(rng, 4, 6, 1152)[::2, ::3, ::2], normal(rng, 60, 1152)[::-2, 1::2]
+    rows = rng.integers(0, 30, (8, 20)).astype(np.int32)[::4, ::2]
+    valid = np.array([10, 0, 7, 0], np.int32)[::2]
+    assert not any(x.flags.c_contiguous for x in (query, kv, rows, valid))
+    compact = [np.ascontiguousarray(x) for x in (query, kv, rows, valid)]
+    assert same(decode(query, kv, rows, valid, **SCALES), decode(*compact, **SCALES))
+
+
 def test_inputs_are_not_changed():
     rng = np.random.default_rng(27)
     rows, valid = lists([0, -1, 2])
