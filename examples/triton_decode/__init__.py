@@ -1,0 +1,1 @@
+"""A Triton FP8 decode-attention kernel, predicted to the last bit."""
