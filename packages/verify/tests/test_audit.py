@@ -10,7 +10,7 @@ from sparse_mla_verify.cases import FAMILIES
 @pytest.fixture
 def offline(monkeypatch, few):
     """Three cases, no compiler: the audit's path over a recording, in seconds."""
-    monkeypatch.setattr(audit, "all_cases", lambda names=(): tuple(few))
+    monkeypatch.setattr(audit, "all_cases", lambda names=(), schedule="base": tuple(few))
     monkeypatch.setattr(audit, "gpu_name", lambda: None)
 
 
@@ -128,7 +128,7 @@ def test_a_page_without_marks_is_refused():
 
 
 def test_without_gpu_and_recording_the_code_alone_is_checked(offline, tmp_path, monkeypatch):
-    monkeypatch.setattr(recordings, "shipped", lambda: None)
+    monkeypatch.setattr(recordings, "shipped", lambda schedule="base": None)
     report = tmp_path / "report"
     assert audit.main(["--report", str(report), "--workers", "1"]) == 2
     found = claims_of(json.loads((report / "report.json").read_text()))

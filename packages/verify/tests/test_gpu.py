@@ -19,7 +19,7 @@ class StandInKernel:
         self.fault = lambda call, latent, lse: None
         self.calls = 0
 
-    def compile(self, batch, heads, padded, width, cap, device):
+    def compile(self, batch, heads, padded, width, cap, device, *, schedule):
         sizes = {"batch": batch, "heads": heads, "padded": padded, "width": width, "cap": cap}
         return SimpleNamespace(**sizes, artifact=SimpleNamespace(sha256=f"{batch}-{heads}"))
 

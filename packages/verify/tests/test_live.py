@@ -6,6 +6,7 @@ from sparse_mla_verify.live import CHECKS, FAR_ROWS, LIMIT_ROW, chained_cases, n
 from sparse_mla_verify.predict import predict
 from sparse_mla_verify.runs import run_poisoned
 from sparse_mla_verify.sanitize import ROWS, short_cases
+from sparse_mla_verify.schedules import REFERENCE
 
 needs_gpu = [
     pytest.mark.gpu,
@@ -13,13 +14,15 @@ needs_gpu = [
 ]
 
 
+@pytest.mark.parametrize("schedule", REFERENCE)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs_gpu) for name in CHECKS])
-def test_check_on_the_gpu(name):
-    check = CHECKS[name]()
+def test_check_on_the_gpu(name, schedule):
+    check = CHECKS[name](schedule=schedule)
     assert check.same, check.first
     assert check.elements > 100_000
 
 
+@pytest.mark.parametrize("schedule", REFERENCE)
 @pytest.mark.parametrize(
     "name",
     [
@@ -32,8 +35,8 @@ def test_check_on_the_gpu(name):
         )
     ],
 )
-def test_the_gpu_writes_the_predicted_bits(name):
-    case = named(name)
+def test_the_gpu_writes_the_predicted_bits(name, schedule):
+    case = named(name, schedule)
     output = run_poisoned(GpuRunner(), case)
     latent, lse = predict(case)
     assert (output.unwritten, output.strayed, output.rerun.differing) == (0, 0, 0)
@@ -43,11 +46,12 @@ def test_the_gpu_writes_the_predicted_bits(name):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(device_name() is None, reason="no NVIDIA GPU on this machine")
-def test_the_loaded_cubin_is_the_cross_compiled_one():
+@pytest.mark.parametrize("schedule", REFERENCE)
+def test_the_loaded_cubin_is_the_cross_compiled_one(schedule):
     from sparse_mla_verify.collect import cross_compiled
     from sparse_mla_verify.gpu import host
 
-    case = named("head-counts/16")
+    case = named("head-counts/16", schedule)
     arch = f"{host().arch}a"
     assert Inputs(case).kernel.artifact.sha256 == cross_compiled(case.signature, arch).sha256
 

@@ -5,19 +5,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparse_mla_verify.cases import FAMILIES
+from sparse_mla_verify.cases import FAMILIES, all_cases
 from sparse_mla_verify.collect import cross_compiled, dsl_version
 from sparse_mla_verify.evidence import recorded_case, split_stale
 from sparse_mla_verify.live import CHECKS
 from sparse_mla_verify.predict import assess
 from sparse_mla_verify.recordings import KERNEL, load, shipped
 from sparse_mla_verify.report import figures_markdown
+from sparse_mla_verify.schedules import REFERENCE
+
+
+@pytest.fixture(scope="module", params=REFERENCE)
+def schedule(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def recording():
-    path = shipped()
-    assert path is not None, "the package ships no recording of a GPU run"
+def cases(schedule):
+    return {case.name: case for case in all_cases([], schedule)}
+
+
+@pytest.fixture(scope="module")
+def recording(schedule):
+    path = shipped(schedule)
+    assert path is not None, f"the package ships no recording of the {schedule} schedule"
     return load(path)
 
 
@@ -43,7 +54,8 @@ def test_every_claim_that_the_gpu_decides_held_there(recording):
     assert [o.name for o in decided if o.status != "pass"] == []
 
 
-def test_the_readme_shows_the_recorded_figures(recording):
+def test_the_readme_shows_the_recorded_figures():
+    recording = load(shipped())
     readme = Path(__file__).parents[3] / "README.md"
     assert figures_markdown(recording) in readme.read_text()
 

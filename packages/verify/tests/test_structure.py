@@ -52,9 +52,9 @@ PTX_FAULTS = [
     ("merges-over-the-cluster", r"st\.async[.\w:]*", "st.shared::cluster.f32"),
     ("merges-over-the-cluster", r"\tbarrier\.cluster\.wait[^;]*;", ""),
     ("merges-over-the-cluster", r"(st\.async[.\w:]*)\.f32", r"\1.b16"),
-    ("multiplies-e4m3", r"\.e4m3\.e4m3\.f32", ".e4m3.e5m2.f32"),
-    ("multiplies-e4m3", r"f32\.e4m3\.e4m3\.f32", "f16.e4m3.e4m3.f16"),
-    ("multiplies-e4m3", WAIT, "\twgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 x;\n"),
+    ("multiplies-into-fp32", r"\.e4m3\.e4m3\.f32", ".e4m3.e5m2.f32"),
+    ("multiplies-into-fp32", r"f32\.e4m3\.e4m3\.f32", "f16.e4m3.e4m3.f16"),
+    ("multiplies-into-fp32", WAIT, "\twgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 x;\n"),
     ("exponentiates-by-ex2", r"ex2\.approx\.ftz\.f32", "ex2.approx.f32"),
     ("exponentiates-by-ex2", r"ex2\.approx\.ftz\.f32", "ex2.approx.ftz.bf16"),
     ("exponentiates-by-ex2", r"mul\.rn\.f32", "mul.rn.ftz.f32"),
@@ -76,13 +76,13 @@ SASS_FAULTS = [
     ("waits-first-in-sass", r"PREEXIT", "NOP"),
     ("waits-first-in-sass", r"ACQBULK", "LDG.E R2, [R2.64] ;\n/*0001*/ ACQBULK"),
     ("waits-first-in-sass", r" ACQBULK", " @P0 ACQBULK"),
-    ("multiplies-by-chained-hmma", HMMA + r"\2(?= ;)", r"\1, RZ"),  # both from zero, then added
-    ("multiplies-by-chained-hmma", HMMA + r"RZ", r"\1, R200"),  # C inside
-    ("multiplies-by-chained-hmma", r"\bFADD\b", "FADD.RZ"),
-    ("multiplies-by-chained-hmma", r"\bFADD\b", "FFMA"),
-    ("multiplies-by-chained-hmma", r"\.H1", ""),
-    ("multiplies-by-chained-hmma", r"HMMA\.16816\.F32", "HMMA.16816.F16"),
-    ("multiplies-by-chained-hmma", r"HMMA\.16816\.F32", "QMMA.16832.F32.E4M3.E4M3"),
+    ("multiplies-by-the-model", HMMA + r"\2(?= ;)", r"\1, RZ"),  # both from zero, then added
+    ("multiplies-by-the-model", HMMA + r"RZ", r"\1, R200"),  # C inside
+    ("multiplies-by-the-model", r"\bFADD\b", "FADD.RZ"),
+    ("multiplies-by-the-model", r"\bFADD\b", "FFMA"),
+    ("multiplies-by-the-model", r"\.H1", ""),
+    ("multiplies-by-the-model", r"HMMA\.16816\.F32", "HMMA.16816.F16"),
+    ("multiplies-by-the-model", r"HMMA\.16816\.F32", "QMMA.16832.F32.E4M3.E4M3"),
     ("keeps-registers", r"ACQBULK", "STL [R1], R2"),
     ("keeps-registers", r"ACQBULK", "LDL.64 R2, [R1]"),
 ]
@@ -104,7 +104,7 @@ def test_a_fault_in_the_ptx_is_found(text, check, pattern, replacement, once):
 @pytest.mark.parametrize("once", [True, False], ids=["once", "everywhere"])
 @pytest.mark.parametrize(("check", "pattern", "replacement"), SASS_FAULTS)
 def test_a_fault_in_the_sass_is_found(text, check, pattern, replacement, once):
-    if check == "multiplies-by-chained-hmma" and once and "FADD" in pattern:
+    if check == "multiplies-by-the-model" and once and "FADD" in pattern:
         # The first FADD need not be one of a product's: take the first after an HMMA.
         head, tail = text.disassembly.split("HMMA", 1)
         faulty = Text(text.ptx, head + "HMMA" + planted(tail, pattern, replacement, once))

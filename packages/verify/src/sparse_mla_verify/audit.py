@@ -19,6 +19,7 @@ from sparse_mla_verify import claims, collect, recordings, report
 from sparse_mla_verify.cases import FAMILIES, Case, all_cases
 from sparse_mla_verify.evidence import Evidence
 from sparse_mla_verify.recordings import KERNEL
+from sparse_mla_verify.schedules import BASE, REFERENCE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     record.add_argument("out", type=Path, help="the JSON file; arrays go into an npz beside it")
     record.add_argument("--report", type=Path, help="folder to write a report to as well")
     for command in (run, record):
+        command.add_argument("--schedule", choices=tuple(REFERENCE), default=BASE)
         command.add_argument("--families", type=_names, default=[], help="comma-separated names")
         command.add_argument("--workers", type=int, help="processes of the reference (all cores)")
     commands.add_parser("list", help="the claims and the case families")
@@ -84,7 +86,7 @@ def decide(evidence: Evidence) -> list[tuple[claims.Claim, claims.Verdict]]:
 
 def gather(options: argparse.Namespace, cases: Sequence[Case], console: Console) -> Evidence:
     """Evidence from where the options and the machine allow."""
-    path = options.recording or (None if gpu_name() else recordings.shipped())
+    path = options.recording or (None if gpu_name() else recordings.shipped(options.schedule))
     with _bars(console) as bars:
         progress = _Bars(bars)
         if path:
@@ -106,7 +108,7 @@ def gpu_name() -> str | None:
 
 def _run(options: argparse.Namespace) -> int:
     console = Console(stderr=options.json)
-    evidence = gather(options, all_cases(options.families), console)
+    evidence = gather(options, all_cases(options.families, options.schedule), console)
     results = decide(evidence)
     if options.json:
         print(json.dumps(report.plain(evidence, results), indent=1))
@@ -130,7 +132,7 @@ def _record(options: argparse.Namespace) -> int:
     if gpu_name() is None:
         console.print("record needs an NVIDIA GPU and PyTorch with CUDA", style="red")
         return 2
-    cases = all_cases(options.families)
+    cases = all_cases(options.families, options.schedule)
     with _bars(console) as bars:
         evidence, recording = collect.from_gpu(cases, _Bars(bars), workers=options.workers)
     results = decide(evidence)

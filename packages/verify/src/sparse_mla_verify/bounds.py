@@ -14,6 +14,7 @@ from sparse_mla_reference import Machine
 from sparse_mla_reference.bounds import bounds
 from sparse_mla_verify.cases import Case
 from sparse_mla_verify.compare import values_of
+from sparse_mla_verify.schedules import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def check_bounds(
         case.valid,
         scale_log2=case.scale_log2,
         out_scale=case.out_scale,
+        schedule=REFERENCE[case.schedule],
         machine=machine,
     )
     latent, lse = (values_of(array) for array in bits)

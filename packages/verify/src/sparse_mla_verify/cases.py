@@ -16,6 +16,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from sparse_mla_verify.schedules import BASE, REFERENCE
+
 SEED = 2026
 LATENT, ROPE = 512, 64  # spec: K is all 576 columns, V the first 512
 COLUMNS = LATENT + ROPE
@@ -41,11 +43,13 @@ class Signature:
     padded: int
     width: int
     cap: int
+    schedule: str = BASE
 
     @property
     def key(self) -> str:
-        """The signature as one word, as recordings name it."""
-        return f"b{self.batch}-h{self.heads}-p{self.padded}-w{self.width}-c{self.cap}"
+        """The signature as one word, as recordings name it; the base schedule is not named."""
+        sizes = f"b{self.batch}-h{self.heads}-p{self.padded}-w{self.width}-c{self.cap}"
+        return sizes if self.schedule == BASE else f"{sizes}-{self.schedule}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +57,8 @@ class Case:
     """The arguments of one decode.
 
     query `[cap, padded, 576]` and kv `[N, 576]` are E4M3 bytes, rows `[batch, width]` and valid
-    `[batch]` int32; the two scales are exact float32 values. The arrays are read-only.
+    `[batch]` int32; the two scales are exact float32 values. The arrays are read-only. The schedule
+    says how it is decoded (`schedules`) and is no input.
     """
 
     family: str
@@ -66,6 +71,7 @@ class Case:
     scale_log2: float
     out_scale: float
     heads: int
+    schedule: str = BASE
 
     def __post_init__(self) -> None:
         for array in (self.query, self.kv, self.rows, self.valid):
@@ -90,7 +96,7 @@ class Case:
     def signature(self) -> Signature:
         """What the kernel must be compiled for."""
         cap, width = self.query.shape[0], self.rows.shape[1]
-        return Signature(self.batch, self.heads, self.padded, width, cap)
+        return Signature(self.batch, self.heads, self.padded, width, cap, self.schedule)
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -129,16 +135,18 @@ _FAMILIES: dict[str, Family] = {}
 FAMILIES = MappingProxyType(_FAMILIES)
 
 
-def all_cases(families: Sequence[str] = ()) -> tuple[Case, ...]:
-    """The cases of the named families, or of all, in the order of `FAMILIES`.
+def all_cases(families: Sequence[str] = (), schedule: str = BASE) -> tuple[Case, ...]:
+    """The cases of the named families, or of all, in the order of `FAMILIES`, on a schedule.
 
-    Raises ValueError for a name that is no family.
+    Raises ValueError for a name that is no family or no schedule.
     """
+    if schedule not in REFERENCE:
+        raise ValueError(f"schedule: {schedule!r} is none of {list(REFERENCE)}")
     unknown = [name for name in families if name not in FAMILIES]
     if unknown:
         raise ValueError(f"families: {unknown} are none of {list(FAMILIES)}")
     chosen = [FAMILIES[name] for name in FAMILIES if not families or name in families]
-    return tuple(case for family in chosen for case in family.build())
+    return tuple(replace(c, schedule=schedule) for family in chosen for c in family.build())
 
 
 def family(build: Callable[[], Iterator[Case]]) -> Callable[[], tuple[Case, ...]]:

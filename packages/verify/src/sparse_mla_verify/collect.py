@@ -30,6 +30,7 @@ from sparse_mla_verify.recordings import (
     recorded,
     signature_of,
 )
+from sparse_mla_verify.schedules import kernel_schedule
 from sparse_mla_verify.structure import CHECKS, Artifact, Code, Finding
 
 
@@ -54,7 +55,7 @@ class Hashed(Artifact, Protocol):
 def from_gpu(
     cases: Sequence[Case], progress: Progress, *, workers: int | None = None
 ) -> tuple[Evidence, Recording]:
-    """Run all cases and checks on the GPU, then predict them; also as a recording.
+    """Run all cases, of one schedule, and checks on the GPU, then predict them; also recorded.
 
     The kernel runs before the reference does, lest recycled memory hold the answer.
     """
@@ -66,7 +67,7 @@ def from_gpu(
     progress.start("live checks", len(live.CHECKS))
     checks = {}
     for name, check in live.CHECKS.items():
-        checks[name] = check()
+        checks[name] = check(schedule=cases[0].schedule)
         progress.advance("live checks")
     host = gpu.host()
     found = {name: (o.latent, o.lse) for name, o in outputs.items()}
@@ -185,7 +186,13 @@ def cross_compiled(signature: Signature, arch: str) -> Hashed:
     from sparse_mla_kernel import cross_compile
 
     artifact: Hashed = cross_compile(
-        signature.batch, signature.heads, signature.padded, signature.width, signature.cap, arch
+        signature.batch,
+        signature.heads,
+        signature.padded,
+        signature.width,
+        signature.cap,
+        arch,
+        schedule=kernel_schedule(signature.schedule),
     )
     return artifact
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sparse_mla_kernel import Artifact, compile_sparse, run_sparse
 from sparse_mla_verify.cases import Case, Signature
 from sparse_mla_verify.recordings import Host
+from sparse_mla_verify.schedules import kernel_schedule
 
 
 def device_name() -> str | None:
@@ -70,7 +71,9 @@ class Inputs:
     def __init__(self, case: Case, device: str = "cuda") -> None:
         self.case = case
         self.device = device
-        self.kernel = compile_sparse(*signature_arguments(case.signature), device)
+        self.kernel = compile_sparse(
+            *signature_arguments(case.signature), device, schedule=kernel_schedule(case.schedule)
+        )
         self.query = on_device(case.query, device).view(torch.uint8)
         self.kv = on_device(case.kv, device).view(torch.uint8)
         self.rows = on_device(case.rows, device)
@@ -95,7 +98,7 @@ class Inputs:
 
 
 def signature_arguments(signature: Signature) -> tuple[int, int, int, int, int]:
-    """A signature as `compile_sparse` takes it."""
+    """A signature's sizes as `compile_sparse` takes them."""
     return (signature.batch, signature.heads, signature.padded, signature.width, signature.cap)
 
 

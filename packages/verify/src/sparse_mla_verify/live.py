@@ -13,6 +13,7 @@ from sparse_mla_verify.gpu import Inputs
 from sparse_mla_verify.predict import Bits, predict
 from sparse_mla_verify.recordings import Check
 from sparse_mla_verify.runs import POISONS
+from sparse_mla_verify.schedules import BASE
 
 REPLAYS = 100
 BYTES_LIMIT = 2**31
@@ -20,9 +21,9 @@ FAR_ROWS = 3_800_000  # of 576 bytes: 2.19e9 bytes
 LIMIT_ROW = BYTES_LIMIT // COLUMNS  # 3,728,270: the limit lies inside this row
 
 
-def named(name: str) -> Case:
-    """A case by its name."""
-    return next(c for c in all_cases([name.split("/")[0]]) if c.name == name)
+def named(name: str, schedule: str = BASE) -> Case:
+    """A case by its name, on a schedule."""
+    return next(c for c in all_cases([name.split("/")[0]], schedule) if c.name == name)
 
 
 class Outputs:
@@ -64,9 +65,9 @@ def compare_outputs(what: str, actual: Bits, expected: Bits) -> list[Comparison]
     return [latent, lse]
 
 
-def batch_independence(device: str = "cuda") -> Check:
+def batch_independence(device: str = "cuda", schedule: str = BASE) -> Check:
     """Each of 64 rows alone against the same row in its batch of 64."""
-    case = batch_of_64()
+    case = replace(batch_of_64(), schedule=schedule)
     together = decode_once(case, device)
     compared: list[Comparison] = []
     for row in range(case.batch):
@@ -76,10 +77,11 @@ def batch_independence(device: str = "cuda") -> Check:
     return Check.of("batch-independence", _about(batch_independence), compared)
 
 
-def graph_replay(device: str = "cuda") -> Check:
+def graph_replay(device: str = "cuda", schedule: str = BASE) -> Check:
     """A batch captured in a CUDA graph and replayed 100 times over poison, against a plain run."""
     compared: list[Comparison] = []
-    for case in (batch_of_64(), named("normal/checkpoint")):
+    batch = replace(batch_of_64(), schedule=schedule)
+    for case in (batch, named("normal/checkpoint", schedule)):
         expected = decode_once(case, device)
         inputs, outputs = Inputs(case, device), Outputs(case, device)
         inputs.launch(outputs.latent, outputs.lse)  # loads the kernel before the capture
@@ -94,9 +96,9 @@ def graph_replay(device: str = "cuda") -> Check:
     return Check.of("graph-replay", _about(graph_replay), compared)
 
 
-def runs_agree(device: str = "cuda") -> Check:
+def runs_agree(device: str = "cuda", schedule: str = BASE) -> Check:
     """A batch of 64 launched 100 times back to back, each run against the first."""
-    case = batch_of_64()
+    case = replace(batch_of_64(), schedule=schedule)
     inputs = Inputs(case, device)
     outputs = [Outputs(case, device) for _ in range(REPLAYS)]
     for each in outputs:
@@ -112,9 +114,9 @@ def runs_agree(device: str = "cuda") -> Check:
     return Check.of("runs-agree", _about(runs_agree), compared)
 
 
-def far_rows(device: str = "cuda") -> Check:
+def far_rows(device: str = "cuda", schedule: str = BASE) -> Check:
     """A cache of over 2^31 bytes, ids on both sides of the limit, against the compact cache."""
-    case = named("normal/checkpoint")
+    case = named("normal/checkpoint", schedule)
     rng = np.random.default_rng(2**31)
     near = np.arange(LIMIT_ROW - 200, LIMIT_ROW + 200)
     others = rng.choice(FAR_ROWS, 4 * len(case.kv), replace=False)
@@ -137,13 +139,13 @@ def far_rows(device: str = "cuda") -> Check:
     return Check.of("far-rows", _about(far_rows), compared)
 
 
-def dependent_launches(device: str = "cuda") -> Check:
+def dependent_launches(device: str = "cuda", schedule: str = BASE) -> Check:
     """A kernel whose KV the kernel just before it writes, 100 pairs in a CUDA graph under PDL.
 
     In a graph no launch waits for the host: under PDL the reader's CTAs are on the GPU while the
     writer still runs, and what they read too early is poison.
     """
-    writer, reader = chained_cases()
+    writer, reader = chained_cases(schedule)
     expected = predict(reader)
     write, read = Inputs(writer, device), Inputs(reader, device)
     middle = [Outputs(writer, device) for _ in range(REPLAYS)]
@@ -171,14 +173,14 @@ def dependent_launches(device: str = "cuda") -> Check:
     return Check.of("dependent-launches", _about(dependent_launches), compared)
 
 
-def chained_cases() -> tuple[Case, Case]:
+def chained_cases(schedule: str = BASE) -> tuple[Case, Case]:
     """A case whose latent is exactly its V, and one whose KV is that latent's bytes.
 
     With one key a row the latent is the key's V in BF16, whose bytes are no E4M3 NaN. 9 rows x 16
     heads x 512 columns x 2 bytes are 256 cache rows.
     """
-    reader = named("normal/checkpoint")
-    short = named("counts/short")
+    reader = named("normal/checkpoint", schedule)
+    short = named("counts/short", schedule)
     order = np.arange(1, 10)  # rows with at least one key each
     writer = replace(
         short,

@@ -18,6 +18,7 @@ from sparse_mla_reference import IDEAL, SM90, Machine, decode
 from sparse_mla_verify.bounds import BoundCheck, check_bounds
 from sparse_mla_verify.cases import HEAD_TILE, Case
 from sparse_mla_verify.compare import bits_of
+from sparse_mla_verify.schedules import REFERENCE
 from sparse_mla_verify.ulp import UlpErrors, ulp_errors
 
 Bits = tuple[
@@ -51,6 +52,7 @@ def _decode(case: Case, machine: Machine) -> tuple[NDArray[Any], NDArray[Any]]:
         case.valid,
         scale_log2=case.scale_log2,
         out_scale=case.out_scale,
+        schedule=REFERENCE[case.schedule],
         machine=machine,
     )
 

@@ -8,6 +8,7 @@ reference gives those bits.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from sparse_mla_verify.cases import HEAD_TILE, Case, Signature
 from sparse_mla_verify.compare import Comparison
 from sparse_mla_verify.runs import Output
+from sparse_mla_verify.schedules import BASE, REFERENCE
 
 SCHEMA = 1
 KERNEL, SYNTHETIC = "kernel", "synthetic"  # where the bits came from
@@ -149,18 +151,19 @@ def load(path: Path) -> Recording:
     return Recording(plain["source"], host, plain["cubins"], cases, checks, outcomes, arrays)
 
 
-def shipped() -> Path | None:
-    """The recording of the base kernel that comes with the package, if there is one."""
-    path = FOLDER / "h200.json"
+def shipped(schedule: str = BASE) -> Path | None:
+    """The recording of a schedule's kernel that comes with the package, if there is one."""
+    path = FOLDER / ("h200.json" if schedule == BASE else f"h200-{schedule}.json")
     return path if path.exists() else None
 
 
 def signature_of(key: str) -> Signature:
     """The signature that `Signature.key` names. Raises ValueError for another word."""
-    parts = key.split("-")
-    if [p[:1] for p in parts] != list("bhpwc"):
+    match = re.fullmatch(r"b(\d+)-h(\d+)-p(\d+)-w(\d+)-c(\d+)(?:-([a-z-]+))?", key)
+    if match is None or (match[6] or BASE) not in REFERENCE:
         raise ValueError(f"key: {key!r} is no signature such as b5-h96-p96-w256-c5")
-    return Signature(*(int(p[1:]) for p in parts))
+    batch, heads, padded, width, cap = map(int, match.groups()[:5])
+    return Signature(batch, heads, padded, width, cap, match[6] or BASE)
 
 
 def tile_digest(latent: NDArray[np.uint16]) -> str:

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from sparse_mla_verify.cases import Case, all_cases
+from sparse_mla_verify.schedules import BASE, REFERENCE
 
 # Case -> the rows of it that run.
 ROWS = {
@@ -26,9 +27,9 @@ ROWS = {
 }
 
 
-def short_cases() -> list[Case]:
+def short_cases(schedule: str = BASE) -> list[Case]:
     """The rows of `ROWS`, as cases of their own."""
-    chosen = all_cases(sorted({name.split("/")[0] for name in ROWS}))
+    chosen = all_cases(sorted({name.split("/")[0] for name in ROWS}), schedule)
     return [_rows_of(case, ROWS[case.name]) for case in chosen if case.name in ROWS]
 
 
@@ -38,7 +39,7 @@ def _rows_of(case: Case, rows: tuple[int, ...]) -> Case:
 
 
 def main() -> int:
-    """Run every short case once; 0 when all ran, 2 without a GPU."""
+    """Run every short case once on each schedule; 0 when all ran, 2 without a GPU."""
     from sparse_mla_verify.gpu import GpuRunner, device_name
     from sparse_mla_verify.runs import poisoned
 
@@ -46,9 +47,10 @@ def main() -> int:
         print("no GPU", file=sys.stderr)
         return 2
     runner = GpuRunner()
-    for case in short_cases():
-        runner(case, *poisoned(case, "NaN"))
-        print(f"{case.name}: {case.tiles} tiles ran", flush=True)
+    for schedule in REFERENCE:
+        for case in short_cases(schedule):
+            runner(case, *poisoned(case, "NaN"))
+            print(f"{schedule}, {case.name}: {case.tiles} tiles ran", flush=True)
     return 0
 
 

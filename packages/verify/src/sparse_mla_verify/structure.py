@@ -56,7 +56,7 @@ class Code:
     def ptx(self) -> tuple[Instruction, ...]:
         """PTX instructions; labels are instructions named `label`."""
         lines = re.sub(r"//[^\n]*", "", self.ptx_text).splitlines()
-        return tuple(i for line in lines if (i := _ptx_line(line.strip().lstrip("{").strip())))
+        return tuple(i for line in lines for i in _ptx_line(line.strip()))
 
     @cached_property
     def sass(self) -> tuple[Instruction, ...]:
@@ -74,12 +74,12 @@ class Code:
         return next(hits, len(self.ptx))
 
 
-def _ptx_line(line: str) -> Instruction | None:
+def _ptx_line(line: str) -> list[Instruction]:
+    """The instructions of a line: inline assembly has several, in braces."""
     if label := re.fullmatch(r"([$\w]+):", line):
-        return Instruction("", "label", (label[1],))
-    if line.startswith(".") or not re.match(r"[@a-z]", line) or ";" not in line:
-        return None
-    return _split(line.split(";")[0])
+        return [Instruction("", "label", (label[1],))]
+    statements = (part.strip().lstrip("{").strip() for part in line.split(";")[:-1])
+    return [_split(text) for text in statements if re.match(r"[@a-z]", text)]
 
 
 def _split(text: str) -> Instruction:
@@ -168,14 +168,21 @@ def merges_over_the_cluster(code: Code) -> Finding:
     return Finding(types == {"f32"}, f"{len(pushes)} st.async of {', '.join(sorted(types))}")
 
 
-def multiplies_e4m3(code: Code) -> Finding:
-    """All products are `mma.sync.m16n8k32` of E4M3 with FP32 accumulators."""
-    wanted = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
+_E4M3_MMA = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
+_F16_MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+_UNPACK = "cvt.rn.f16x2.e4m3x2"
+
+
+def multiplies_into_fp32(code: Code) -> Finding:
+    """All products are one `mma.sync` into FP32: of E4M3, or of FP16 unpacked from E4M3."""
     every = code.named(r"(mma|wgmma|tcgen05)\..*")
-    others = sorted({i.name for i in every if i.name != wanted})
-    if others or not every:
-        return Finding(False, f"{len(every)} MMA instructions; not of E4M3 into FP32: {others}")
-    return Finding(True, f"{len(every)} x {wanted}")
+    names = {i.name for i in every}
+    if names not in ({_E4M3_MMA}, {_F16_MMA}):
+        return Finding(False, f"{len(every)} MMA instructions: {sorted(names)}")
+    unpacks = len(code.named(re.escape(_UNPACK)))
+    if (names == {_F16_MMA}) != (unpacks > 0):
+        return Finding(False, f"{unpacks} {_UNPACK} beside {len(every)} x {names.pop()}")
+    return Finding(True, f"{len(every)} x {names.pop()}")
 
 
 def exponentiates_by_ex2(code: Code) -> Finding:
@@ -203,7 +210,7 @@ def rounds_to_nearest(code: Code) -> Finding:
 def converts_by_contract(code: Code) -> Finding:
     """P becomes E4M3 by `cvt.rn.satfinite.e4m3x2`, the output BF16 by `cvt.rn.bf16x2`."""
     narrow = code.named(r"cvt\.[.\w]*(e4m3|e5m2|e2m3|e3m2|e2m1|bf16|f16|tf32)[.\w]*")
-    names = {i.name for i in narrow}
+    names = {i.name for i in narrow} - {_UNPACK}  # widening, exact
     wanted = {"cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.bf16x2.f32"}
     return Finding(names == wanted, f"narrowing converts: {sorted(names)}")
 
@@ -228,24 +235,29 @@ def waits_first_in_sass(code: Code) -> Finding:
     return Finding(ok, f"ACQBULK at {wait}, the first of {len(reads)} loads at {reads[0]}")
 
 
-# The emulated E4M3 MMA
+# The MMA in SASS
 
 
-def multiplies_by_chained_hmma(code: Code) -> Finding:
-    """In SASS each E4M3 MMA is two chained FP16 HMMA from zero and one FP32 add of C.
+def multiplies_by_the_model(code: Code) -> Finding:
+    """In SASS each MMA is what the reference models: emulated E4M3, or FP16 HMMA alone.
 
-    facts: t1 = HMMA(k mod 4 in {0, 1}, 0), t2 = HMMA(k mod 4 in {2, 3}, t1), D = RN(C + t2). The
-    low half of each word of four E4M3 bytes has the k mod 4 in {0, 1}. Native on sm_120: one QMMA.
+    E4M3 before sm_120 is two chained FP16 HMMA from zero and one FP32 add of C. facts: t1 = HMMA(k
+    mod 4 in {0, 1}, 0), t2 = HMMA(k mod 4 in {2, 3}, t1), D = RN(C + t2). The low half of each word
+    of four E4M3 bytes has the k mod 4 in {0, 1}. Native on sm_120: one QMMA. FP16: one HMMA with
+    the accumulator inside.
     """
+    multiplies = [i.name for i in code.sass if re.match(r"[A-Z]*MMA\b", i.name)]
+    wanted = len(code.named(r"mma\.sync\..*"))
+    if code.named(re.escape(_F16_MMA)):
+        ok = set(multiplies) == {"HMMA.16816.F32"} and len(multiplies) == wanted
+        return Finding(ok, f"{len(multiplies)} x {sorted(set(multiplies))} for {wanted} mma.sync")
     if code.arch.startswith("sm_120"):
-        native = [i.name for i in code.sass if re.match(r"[A-Z]*MMA\b", i.name)]
-        ok = bool(native) and {n.split(".")[0] for n in native} == {"QMMA"}
-        return Finding(ok, f"{len(native)} x {sorted(set(native))}")
+        ok = bool(multiplies) and {n.split(".")[0] for n in multiplies} == {"QMMA"}
+        return Finding(ok, f"{len(multiplies)} x {sorted(set(multiplies))}")
     try:
         pairs = _follow_hmma(code.sass)
     except _Broken as broken:
         return Finding(False, str(broken))
-    wanted = len(code.named(r"mma\.sync\..*"))
     ok = pairs == wanted > 0
     return Finding(ok, f"{pairs} chained HMMA pairs with an FADD for {wanted} mma.sync")
 
@@ -316,8 +328,8 @@ CHECKS: MappingProxyType[str, Callable[[Code], Finding]] = MappingProxyType(
             launches_dependents_at_once,
             gathers_in_bulk,
             merges_over_the_cluster,
-            multiplies_e4m3,
-            multiplies_by_chained_hmma,
+            multiplies_into_fp32,
+            multiplies_by_the_model,
             exponentiates_by_ex2,
             divides_correctly_rounded,
             rounds_to_nearest,
