@@ -16,6 +16,7 @@ from sparse_mla_verify.structure import Finding
 
 LIVE, RECORDED, COMPILED = "live", "recorded", "compiled"
 
+Digests = tuple[tuple[str, ...], ...]  # of each row's head tiles
 Step = Callable[[str], None]  # told of each case when it is done
 
 
@@ -37,6 +38,7 @@ class CaseEvidence:
     rerun_differing: int
     assessment: Assessment
     details: tuple[str, ...] = ()
+    digests: Digests | None = None  # of the kernel's latents; None: those of `latent`
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +112,7 @@ def recorded_case(
         rerun_differing=record.rerun_differing,
         assessment=assessment,
         details=(*details[:3], *(str(c) for c in (kept, lse) if c.differing)),
+        digests=record.digests,
     )
 
 
