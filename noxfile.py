@@ -92,7 +92,7 @@ def audit(session: nox.Session) -> None:
 def lint(session: nox.Session) -> None:
     """Check style, format and types."""
     session.install("-c", CONSTRAINTS, "ruff", "mypy", "nox", "numpy", "ml-dtypes", "rich")
-    session.install("-c", CONSTRAINTS, "matplotlib", "pytest")
+    session.install("-c", CONSTRAINTS, "jinja2", "matplotlib", "pytest", "hypothesis")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", *TYPED, "noxfile.py")
