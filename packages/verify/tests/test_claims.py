@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from sparse_mla_verify import claims as c
-from sparse_mla_verify.evidence import LIVE, Evidence, live_case
+from sparse_mla_verify.counterfactuals import CATALOGUE
+from sparse_mla_verify.evidence import LIVE, Evidence, Trial, live_case
 from sparse_mla_verify.predict import assess
 from sparse_mla_verify.recordings import Check, Host
 from sparse_mla_verify.runs import run_poisoned
@@ -27,7 +28,22 @@ def evidence_of(few, stand_in, fault=lambda latent, lse: None):
         compiled={"b1": "aa"},
         compiler="4",
         findings={"b1": {name: Finding(True, "found") for name in STRUCTURE}},
+        trials={c.name: TOLD.of(c.name) for c in CATALOGUE},
     )
+
+
+class TrialOf:
+    """What a trial found, of any counterfactual: tiles, contract's, counterfactual's, telling."""
+
+    def __init__(self, *counts: int) -> None:
+        self.counts = counts
+
+    def of(self, name: str) -> Trial:
+        tiles, contract, counterfactual, telling = self.counts
+        return Trial(name, ("case",), tiles, contract, counterfactual, 100, telling)
+
+
+TOLD = TrialOf(4, 4, 0, 7)
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +185,28 @@ def test_figures_count_what_was_compared(good):
     empty = sum(int(np.sum(x.case.counts == 0)) for x in good.cases)
     assert empty > 0
     assert found["empty-rows"].figures.startswith(f"0 of {empty * 16 * 513:,} ")
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "figures"),
+    [
+        (TOLD, c.Status.PASS, "p-rz: 7 of 100 elements tell it apart"),
+        (TrialOf(4, 4, 4, 0), c.Status.UNDECIDED, "nowhere"),
+        (TrialOf(4, 0, 4, 7), c.Status.FAIL, "p-rz"),
+        (TrialOf(4, 1, 4, 7), c.Status.FAIL, "p-rz"),
+        (TrialOf(4, 1, 3, 7), c.Status.UNDECIDED, "3 of 4 tiles"),
+        (TrialOf(0, 0, 0, 0), c.Status.UNDECIDED, ""),
+    ],
+)
+def test_a_contract_claim_holds_if_its_counterfactuals_do_not(good, found, status, figures):
+    trials = {**good.trials, "p-rz": found.of("p-rz")}
+    verdict = verdicts(replace(good, trials=trials))["p-rounds-to-nearest"]
+    assert verdict.status is status
+    assert figures in verdict.figures
+
+
+def test_a_contract_claim_needs_all_its_trials(good):
+    trials = {k: v for k, v in good.trials.items() if k != "p-rz"}
+    found = verdicts(replace(good, trials=trials))
+    assert found["p-rounds-to-nearest"].status is c.Status.UNDECIDED
+    assert found["p-is-e4m3"].status is c.Status.PASS

@@ -1,6 +1,6 @@
 """The claims: statements about the kernel, each with the function that decides it from evidence."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -8,7 +8,9 @@ import numpy as np
 
 from sparse_mla_verify.cases import NAN_BYTE, Case
 from sparse_mla_verify.compare import values_of
-from sparse_mla_verify.evidence import LIVE, RECORDED, CaseEvidence, Evidence
+from sparse_mla_verify.counterfactuals import CATALOGUE, Counterfactual
+from sparse_mla_verify.counterfactuals import CLAIMS as CONTRACT
+from sparse_mla_verify.evidence import LIVE, RECORDED, CaseEvidence, Evidence, Trial
 from sparse_mla_verify.runs import GUARD_ROWS, POISONS
 from sparse_mla_verify.structure import CHECKS as STRUCTURE
 
@@ -41,6 +43,7 @@ class Claim:
     stage: str
     kind: str
     decide: Callable[[Evidence], Verdict]
+    counterfactuals: tuple[Counterfactual, ...] = ()
 
 
 _CLAIMS: list[Claim] = []
@@ -62,7 +65,7 @@ def claim(
 
 def all_claims() -> tuple[Claim, ...]:
     """The claims in the order of reports."""
-    return (*_CLAIMS, *map(_structural, STRUCTURE))
+    return (*_CLAIMS, *map(_of_the_contract, CONTRACT), *map(_structural, STRUCTURE))
 
 
 def _undecided(why: str) -> Verdict:
@@ -208,6 +211,41 @@ def _reached_by_nan(case: Case) -> np.ndarray:
             query = np.any(case.query[row, : case.heads] & 0x7F == NAN_BYTE, axis=-1)
             reached[row] = query | np.any(case.kv[ids] & 0x7F == NAN_BYTE)
     return reached
+
+
+# The contract, against the models in which it is false
+
+
+def _of_the_contract(name: str) -> Claim:
+    """A claim that holds if the bits are the contract's and those of no counterfactual to it."""
+    stage, statement = CONTRACT[name]
+    against = tuple(c for c in CATALOGUE if c.claim == name)
+
+    def decide(evidence: Evidence) -> Verdict:
+        trials = [evidence.trials[c.name] for c in against if c.name in evidence.trials]
+        if len(trials) < len(against):
+            return _undecided("no run and no recording to decide from")
+        return _decided_by(evidence, trials)
+
+    return Claim(name, statement, stage, "counterfactual", decide, against)
+
+
+def _decided_by(evidence: Evidence, trials: Sequence[Trial]) -> Verdict:
+    figures = "; ".join(map(str, trials))
+    instead = [t for t in trials if t.counterfactual_holds and not t.contract_holds]
+    if instead:
+        details = [f"all {t.tiles:,} tiles are those of {t.name}" for t in instead]
+        return _decided(False, figures, details)
+    other = [t for t in trials if not t.contract_holds]
+    if other:
+        return _undecided(
+            f"{other[0].tiles - other[0].tiles_of_contract:,} of {other[0].tiles:,} tiles are "
+            f"neither the contract's nor all {other[0].name}'s"
+        )
+    blind = [t.name for t in trials if not t.telling]
+    if blind:
+        return _undecided(f"these cases tell the contract from {' and '.join(blind)} nowhere")
+    return _of_a_kernel(evidence, True, figures)
 
 
 # Checks on a GPU, live or recorded

@@ -11,12 +11,15 @@ from typing import Protocol
 
 import numpy as np
 
+from sparse_mla_verify import counterfactuals
 from sparse_mla_verify.cases import Case, Signature
 from sparse_mla_verify.evidence import (
     COMPILED,
     LIVE,
     RECORDED,
+    CaseEvidence,
     Evidence,
+    Trial,
     live_case,
     recorded_case,
     run_cases,
@@ -79,18 +82,21 @@ def from_gpu(
         workers=workers,
         advance=lambda case, tiles: progress.advance("reference", tiles),
     )
+    compared = tuple(live_case(c, outputs[c.name], assessed[c.name]) for c in cases)
+    trials = _try_all(compared, host.arch, progress, workers)
     ran = {key: inspect(artifact) for key, artifact in runner.artifacts.items()}
     source, notes = _inspect_source(map(signature_of, ran), host.arch, progress, workers)
     cubins = {key: inspected.sha256 for key, inspected in ran.items()}
     evidence = Evidence(
         source=LIVE,
         host=host,
-        cases=tuple(live_case(c, outputs[c.name], assessed[c.name]) for c in cases),
+        cases=compared,
         checks=checks,
         cubins=cubins,
         compiled={key: inspected.sha256 for key, inspected in source.items()},
         compiler=dsl_version(),
         findings={key: inspected.findings for key, inspected in ran.items()},
+        trials=trials,
         notes=notes,
     )
     recording = Recording(
@@ -121,6 +127,11 @@ def from_recording(
         workers=workers,
         advance=lambda case, tiles: progress.advance("reference", tiles),
     )
+    compared = tuple(
+        recorded_case(case, record, recording.arrays, assessed[case.name])
+        for case, record in paired
+    )
+    trials = _try_all(compared, recording.host.arch, progress, workers)
     needed = sorted({case.signature.key for case in cases} & set(recording.cubins))
     source, notes = _inspect_source(
         map(signature_of, needed), recording.host.arch, progress, workers
@@ -128,15 +139,13 @@ def from_recording(
     return Evidence(
         source=RECORDED if recording.source == KERNEL else recording.source,
         host=recording.host,
-        cases=tuple(
-            recorded_case(case, record, recording.arrays, assessed[case.name])
-            for case, record in paired
-        ),
+        cases=compared,
         checks={check.name: check for check in recording.checks},
         cubins={key: recording.cubins[key] for key in needed},
         compiled={key: inspected.sha256 for key, inspected in source.items()},
         compiler=dsl_version(),
         findings={key: inspected.findings for key, inspected in source.items()},
+        trials=trials,
         stale=stale,
         notes=notes,
     )
@@ -157,6 +166,19 @@ def from_nothing(
         compiler=dsl_version(),
         findings={key: inspected.findings for key, inspected in source.items()},
         notes=notes,
+    )
+
+
+def _try_all(
+    compared: Sequence[CaseEvidence], arch: str, progress: Progress, workers: int | None
+) -> dict[str, Trial]:
+    """The counterfactuals against the results of all cases."""
+    progress.start("falsify", counterfactuals.jobs(compared))
+    return counterfactuals.try_all(
+        compared,
+        machine_of(arch),
+        workers=workers,
+        advance=lambda: progress.advance("falsify"),
     )
 
 

@@ -20,7 +20,7 @@ import sparse_mla_reference
 from sparse_mla_reference import Schedule
 from sparse_mla_verify.altered import CONTRACT, Alteration, Altered
 from sparse_mla_verify.cases import HEAD_TILE, LATENT, Case
-from sparse_mla_verify.evidence import CaseEvidence
+from sparse_mla_verify.evidence import CaseEvidence, Trial
 from sparse_mla_verify.predict import Bits
 from sparse_mla_verify.recordings import digests_of
 from sparse_mla_verify.schedules import REFERENCE
@@ -205,48 +205,6 @@ CATALOGUE: tuple[Counterfactual, ...] = (
 
 BY_NAME = MappingProxyType({c.name: c for c in CATALOGUE})
 FALLBACK = 2  # cases taken where none of the named ones was run
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A counterfactual held against a kernel's bits.
-
-    Tiles are (row, 16 heads) of latents. `telling` counts the elements, latents and LSEs, that the
-    kernel gave and the counterfactual gives otherwise; it counts where the kernel's bits are known,
-    which in a recording of digests is where they are the contract's.
-    """
-
-    name: str
-    cases: tuple[str, ...]
-    tiles: int = 0
-    tiles_of_contract: int = 0  # whose bits, LSEs included, are the contract's
-    tiles_of_counterfactual: int = 0
-    elements: int = 0
-    telling: int = 0
-
-    @property
-    def contract_holds(self) -> bool:
-        """Whether every bit is the contract's."""
-        return 0 < self.tiles == self.tiles_of_contract
-
-    @property
-    def counterfactual_holds(self) -> bool:
-        """Whether every bit is the counterfactual's."""
-        return 0 < self.tiles == self.tiles_of_counterfactual
-
-    def __add__(self, other: "Trial") -> "Trial":
-        return Trial(
-            self.name,
-            self.cases + other.cases,
-            self.tiles + other.tiles,
-            self.tiles_of_contract + other.tiles_of_contract,
-            self.tiles_of_counterfactual + other.tiles_of_counterfactual,
-            self.elements + other.elements,
-            self.telling + other.telling,
-        )
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.telling:,} of {self.elements:,} elements tell it apart"
 
 
 def decoded(counterfactual: Counterfactual, case: Case, machine: str) -> Bits:

@@ -41,6 +41,48 @@ class CaseEvidence:
     digests: Digests | None = None  # of the kernel's latents; None: those of `latent`
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A counterfactual held against a kernel's bits.
+
+    Tiles are (row, 16 heads) of latents. `telling` counts the elements, latents and LSEs, that the
+    kernel gave and the counterfactual gives otherwise; it counts where the kernel's bits are known,
+    which in a recording of digests is where they are the contract's.
+    """
+
+    name: str
+    cases: tuple[str, ...]
+    tiles: int = 0
+    tiles_of_contract: int = 0  # whose bits, LSEs included, are the contract's
+    tiles_of_counterfactual: int = 0
+    elements: int = 0
+    telling: int = 0
+
+    @property
+    def contract_holds(self) -> bool:
+        """Whether every bit is the contract's."""
+        return 0 < self.tiles == self.tiles_of_contract
+
+    @property
+    def counterfactual_holds(self) -> bool:
+        """Whether every bit is the counterfactual's."""
+        return 0 < self.tiles == self.tiles_of_counterfactual
+
+    def __add__(self, other: "Trial") -> "Trial":
+        return Trial(
+            self.name,
+            self.cases + other.cases,
+            self.tiles + other.tiles,
+            self.tiles_of_contract + other.tiles_of_contract,
+            self.tiles_of_counterfactual + other.tiles_of_counterfactual,
+            self.elements + other.elements,
+            self.telling + other.telling,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.telling:,} of {self.elements:,} elements tell it apart"
+
+
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """All that an audit found."""
@@ -53,6 +95,7 @@ class Evidence:
     compiled: Mapping[str, str] = field(default_factory=dict)  # the same of today's source
     compiler: str = ""  # the DSL's version here
     findings: Mapping[str, Mapping[str, Finding]] = field(default_factory=dict)  # by signature
+    trials: Mapping[str, Trial] = field(default_factory=dict)  # by counterfactual
     stale: tuple[str, ...] = ()  # cases that the recording lacks or has of other inputs
     notes: tuple[str, ...] = ()  # why something could not be gathered
 
