@@ -1,0 +1,64 @@
+"""The recordings of push mode that come with the package, on a machine with no GPU."""
+
+import re
+
+import pytest
+
+from sparse_mla_kernel import MailboxLayout, cross_compile_step
+from sparse_mla_verify.collect import dsl_version
+from sparse_mla_verify.push.record import load
+from sparse_mla_verify.recordings import FOLDER
+
+ONE, TWO = "push_h200.json", "push_h200_x2.json"
+
+
+@pytest.fixture(params=[ONE, TWO])
+def recording(request):
+    return load(FOLDER / request.param)
+
+
+def test_no_bit_differed(recording):
+    assert [check.name for check in recording.checks if not check.same] == []
+
+
+def test_one_gpu_emulated_two_four_and_eight_ranks():
+    recording = load(FOLDER / ONE)
+    assert recording.host.gpu_count == 1
+    names = [check.name for check in recording.checks]
+    for sizes in ("D=2 x 48", "D=2 x 64", "D=4 x 24", "D=4 x 32", "D=8 x 12", "D=8 x 16"):
+        for part in ("special", "steps"):
+            assert f"{part}/{sizes} heads" in names
+
+
+def test_two_gpus_ran_the_steps_the_replays_and_the_loss_of_a_peer():
+    recording = load(FOLDER / TWO)
+    assert recording.host.gpu_count == 2
+    elements = {check.name: check.elements for check in recording.checks}
+    a_step = 5 * 96 * 513  # both ranks' latents and LSEs of 5 rows
+    assert elements["steps"] == elements["steps, delayed"] == 2000 * a_step
+    assert elements["graph of 1"] == elements["graph of 1, new inputs"] == 1000 * a_step
+    assert elements["graph of 3"] == 3 * 1000 * a_step
+    assert elements["lost peer"] > 0
+    assert elements["after reset"] > 0
+
+
+def test_the_step_is_three_times_as_fast_as_collectives():
+    times = {(t.name, t.mode): t.us for t in load(FOLDER / TWO).timings}
+    for mode in ("graph", "eager"):
+        for baseline in ("a", "b"):
+            assert times[baseline, mode] >= 3 * times["step", mode]
+
+
+def test_todays_source_compiles_to_the_recorded_cubins(recording):
+    assert dsl_version() == recording.host.dsl
+    shapes = {
+        tuple(map(int, re.fullmatch(r"\w+-b(\d+)-o(\d+)-d(\d+)-w(\d+)", key).groups()))
+        for key in recording.cubins
+    }
+    found = {}
+    for batch, owner_heads, ranks, width in sorted(shapes):
+        box = MailboxLayout(owner_heads * ranks, owner_heads, ranks, batch)
+        step = cross_compile_step(batch, width, box, f"{recording.host.arch}a")
+        sizes = f"b{batch}-o{owner_heads}-d{ranks}-w{width}"
+        found |= {f"{name}-{sizes}": artifact.sha256 for name, artifact in step.items()}
+    assert found == recording.cubins
