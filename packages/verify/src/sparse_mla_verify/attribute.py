@@ -1,0 +1,223 @@
+"""Where the error comes from: one rounding at a time, from the exact answer to the kernel's.
+
+Roundings are switched on in the order of the data (`altered.STAGES`). A step's size is the change
+that its rounding makes to what stands before it; the error left after the last step is the
+kernel's, and the residual, what the kernel's own bits differ from that, is none. Beside it each
+rounding alone, all others exact, and what the kernel's whole error would be under each
+counterfactual that changes what is rounded.
+
+Sizes are root mean squares over a case's latents, in units of the last place (ULP) of BF16 at the
+largest latent of each row and head, and relative to the root mean square of the exact latents.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import sparse_mla_reference
+from sparse_mla_verify.altered import ALL_STAGES, CONTRACT, STAGES, Alteration, Altered
+from sparse_mla_verify.cases import FAMILIES, HEAD_TILE, Case, all_cases
+from sparse_mla_verify.compare import bits_of
+from sparse_mla_verify.counterfactuals import BY_NAME
+from sparse_mla_verify.recordings import Recording, digests_of
+from sparse_mla_verify.schedules import BASE, REFERENCE
+from sparse_mla_verify.ulp import ulp_of
+
+HEADS = 32  # of the first row of a case
+BF16_BYTES = 2
+
+# One case of each family whose latents are finite and not all zero.
+CASES = (
+    "normal/checkpoint",
+    "heavy-tailed/checkpoint",
+    "peaky/checkpoint",
+    "tiny/checkpoint",
+    "uniform-bytes/checkpoint",
+    "subnormal-heavy/checkpoint",
+    "equal-logits/nonzero",
+    "dominant/off-grid",
+    "hugely-negative/around",
+    "rising-max/every-chunk",
+    "activations/checkpoint",
+)
+# The counterfactuals that change what is rounded, rather than in which order or what is written.
+COSTS = (
+    "p-fp32",
+    "p-bf16",
+    "p-e5m2",
+    "p-rz",
+    "p-stochastic",
+    "p-scale-1",
+    "p-scale-256",
+    "p-max-row",
+    "sum-quantised",
+    "mma-13-bits",
+    "mma-exact",
+    "partials-bf16",
+    "out-twice",
+    "out-rz",
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a difference of latents, and of LSEs (the largest, in natural units)."""
+
+    ulp: float = 0.0
+    relative: float = 0.0
+    worst_ulp: float = 0.0
+    lse: float = 0.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rounding: the change that it makes after those before it, the error then, it alone."""
+
+    stage: str
+    change: Size
+    error: Size
+    alone: Size
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The whole error under a counterfactual."""
+
+    name: str
+    about: str
+    error: Size
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """A case's error, rounding by rounding."""
+
+    family: str
+    case: str
+    elements: int
+    steps: tuple[Step, ...]
+    costs: tuple[Cost, ...]
+    tiles: int
+    tiles_differing: int | None  # of the kernel's from the last step's; None: not recorded
+
+    @property
+    def error(self) -> Size:
+        """The kernel's."""
+        return self.steps[-1].error
+
+
+Decoded = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def part_of(case: Case) -> Case:
+    """The first row of a case, at most `HEADS` heads: a rounding's size needs no more."""
+    heads = min(HEADS, case.heads)
+    return replace(
+        case, query=case.query[:1, :heads], rows=case.rows[:1], valid=case.valid[:1], heads=heads
+    )
+
+
+def cases_of(families: Sequence[str] = (), schedule: str = BASE) -> tuple[Case, ...]:
+    """The parts of `CASES` in the named families, or in all."""
+    in_order = dict.fromkeys(name.split("/")[0] for name in CASES)
+    wanted = [f for f in in_order if f in FAMILIES and f in (families or in_order)]
+    made = all_cases(wanted, schedule) if wanted else ()
+    return tuple(part_of(case) for case in made if case.name in CASES)
+
+
+def attribute(case: Case, machine: str = "SM90", recording: Recording | None = None) -> Attribution:
+    """Attribute the error of a case of finite latents (its first row, a few heads)."""
+    exact = _decode(case, machine, frozenset())
+    before, steps, on = exact, [], frozenset[str]()
+    for stage in STAGES:
+        on |= {stage}
+        after = _decode(case, machine, on)
+        alone = _decode(case, machine, frozenset({stage}))
+        change, error = size(after, before, exact), size(after, exact, exact)
+        steps.append(Step(stage, change, error, size(alone, exact, exact)))
+        before = after
+    costs = []
+    for name in COSTS:
+        other = _decode(case, machine, ALL_STAGES, BY_NAME[name].alteration)
+        costs.append(Cost(name, BY_NAME[name].about, size(other, exact, exact)))
+    differing = None if recording is None else _differing(case, machine, recording)
+    tiles = case.tiles
+    return Attribution(
+        case.family, case.name, before[0].size, tuple(steps), tuple(costs), tiles, differing
+    )
+
+
+def _decode(
+    case: Case, machine: str, stages: frozenset[str], alteration: Alteration = CONTRACT
+) -> Decoded:
+    gpu = getattr(sparse_mla_reference, machine)
+    latent, lse = Altered(REFERENCE[case.schedule], gpu, alteration, stages).decode(case)
+    return latent.astype(np.float64), lse.astype(np.float64)
+
+
+def _differing(case: Case, machine: str, recording: Recording) -> int | None:
+    """How many recorded tiles of the part have other bits than the model; None: not recorded."""
+    record = next((r for r in recording.cases if r.name == case.name), None)
+    if record is None:
+        return None
+    gpu = getattr(sparse_mla_reference, machine)
+    latent, lse = Altered(REFERENCE[case.schedule], gpu).decode(case)
+    kept = recording.arrays[f"{case.name}/lse"][: case.batch, : case.heads]
+    lse_same = np.all((kept == bits_of(lse)).reshape(case.batch, -1, HEAD_TILE), axis=-1)
+    found = np.array(digests_of(bits_of(latent)))
+    recorded = np.array([row[: found.shape[1]] for row in record.digests[: case.batch]])
+    return int(np.sum(~((found == recorded) & lse_same)))
+
+
+def size(a: Decoded, b: Decoded, exact: Decoded) -> Size:
+    """The size of a - b: latents `[batch, heads, 512]` and LSEs `[batch, heads]`."""
+    gap = np.abs(a[0] - b[0])
+    unit = ulp_of(np.abs(exact[0]).max(axis=-1, keepdims=True), BF16_BYTES)
+    scale = _rms(exact[0])
+    lse = np.abs(a[1] - b[1])
+    return Size(
+        ulp=_rms(gap / unit),
+        relative=_rms(gap) / scale if scale else 0.0,
+        worst_ulp=float(np.max(gap / unit)),
+        lse=float(lse.max()),
+    )
+
+
+def _rms(x: NDArray[Any]) -> float:
+    return float(np.sqrt(np.mean(np.square(x))))
+
+
+def attribute_all(
+    cases: Sequence[Case],
+    machine: str = "SM90",
+    recording: Recording | None = None,
+    *,
+    workers: int | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> list[Attribution]:
+    """`attribute` every case over `workers` processes (all cores unless said), in their order."""
+    found: dict[int, Attribution] = {}
+    for k, attribution in _mapped(cases, machine, recording, workers or os.cpu_count() or 1):
+        found[k] = attribution
+        advance()
+    return [found[k] for k in range(len(cases))]
+
+
+def _mapped(
+    cases: Sequence[Case], machine: str, recording: Recording | None, workers: int
+) -> Iterator[tuple[int, Attribution]]:
+    if workers == 1 or len(cases) <= 1:
+        yield from ((k, attribute(case, machine, recording)) for k, case in enumerate(cases))
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        futures = {
+            pool.submit(attribute, case, machine, recording): k for k, case in enumerate(cases)
+        }
+        for future in as_completed(futures):
+            yield futures.pop(future), future.result()
