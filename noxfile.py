@@ -84,8 +84,30 @@ def verify(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def audit(session: nox.Session) -> None:
-    """Audit every claim: on the GPU if there is one, else on the recordings; write a report."""
-    session.run(stack(session), "-m", "sparse_mla_verify", *session.posargs, external=True)
+    """Audit every claim: on the GPU if there is one, else on the recordings; write a report.
+
+    Of each schedule that ships, unless arguments after `--` say otherwise.
+    """
+    python = stack(session)
+    for each in (
+        [session.posargs]
+        if session.posargs
+        else [[], ["--schedule", "low-latency", "--report", "audit-report/low-latency"]]
+    ):
+        session.run(python, "-m", "sparse_mla_verify", *each, external=True)
+
+
+@nox.session(venv_backend="none", default=False)
+def bench(session: nox.Session) -> None:
+    """Time the kernel against its base schedule, FlashMLA and PyTorch; needs a GPU."""
+    session.run(stack(session), "-m", "sparse_mla_verify.bench", *session.posargs, external=True)
+
+
+@nox.session
+def examples(session: nox.Session) -> None:
+    """Test the worked examples: the models give the recorded bits, Triton the recorded cubin."""
+    session.install("-c", CONSTRAINTS, "pytest", "triton", PACKAGES["reference"].path)
+    session.run("python", "-m", "pytest", "examples", *session.posargs)
 
 
 @nox.session

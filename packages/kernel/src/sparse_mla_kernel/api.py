@@ -8,7 +8,7 @@ from sparse_mla_kernel.checks import BYTES, check_scale, check_tensor
 from sparse_mla_kernel.compile import CompiledSparse, compile_sparse
 from sparse_mla_kernel.dcp_mailbox import DcpMailbox
 from sparse_mla_kernel.mailbox import MailboxLayout
-from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS
+from sparse_mla_kernel.schedule import BASE, LATENT_COLUMNS, ROW_COLUMNS, Schedule
 
 
 def run_sparse(
@@ -110,6 +110,7 @@ def sparse_decode(
     scale_log2: float,
     out_scale: float,
     heads: int | None = None,
+    schedule: Schedule = BASE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sparse MLA decode of a batch: compile if need be, allocate, run.
 
@@ -122,6 +123,7 @@ def sparse_decode(
         scale_log2: Softmax scale x tensor scales x log2(e).
         out_scale: The V scale.
         heads: Query heads that are used, a multiple of 16; all of them if left out.
+        schedule: Order of rounding. A row's bits depend on it and not on the batch.
 
     Returns:
         ``(latent, lse)``: ``[batch, padded, 512]`` bfloat16, and ``[batch, padded]`` float32,
@@ -141,7 +143,9 @@ def sparse_decode(
             )
     batch, padded, _ = query.shape
     used = padded if heads is None else heads
-    kernel = compile_sparse(batch, used, padded, rows.shape[1], batch, query.device)
+    kernel = compile_sparse(
+        batch, used, padded, rows.shape[1], batch, query.device, schedule=schedule
+    )
     latent = query.new_empty((batch, padded, LATENT_COLUMNS), dtype=torch.bfloat16)
     lse = query.new_empty((batch, padded), dtype=torch.float32)
     if used < padded:

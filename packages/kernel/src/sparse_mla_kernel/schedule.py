@@ -62,5 +62,5 @@ class Schedule:
 
 #: The base schedule, which ships as the default.
 BASE = Schedule()
-#: 0.58 of the base schedule's time at 5 rows x 96 heads x 256 keys on an H200 (docs/benchmark.md).
+#: Fewer waits and conversions in a row's chain of steps, for small batches (``low_latency``).
 LOW_LATENCY = Schedule(qk_chains=4, mma="f16", deal=8)
