@@ -56,8 +56,9 @@ class Alteration:
         p_saturates: whether P past the largest finite value becomes that value, or NaN.
         p_scale: P at the max.
         p_max: whose max that is: of the chunks so far (`"running"`), of all of the CTA's keys, of
-            all of the row's.
+            all of the row's; or, not a max, the row's LSE, so that P is normalised at once.
         summed: the row sum is of P before or after its rounding.
+        logits: what QK is rounded to before the scale.
         mma: the tensor core: the machine's, Hopper's native FP8 (13 fraction bits), or exact.
         partials: the type of the accumulators that are merged.
         out: roundings of the output: one to BF16; one before `out_scale` and one after; one toward
@@ -72,8 +73,9 @@ class Alteration:
     p_rounding: Literal["rn", "rz", "stochastic"] = "rn"
     p_saturates: bool = True
     p_scale: float = 448.0
-    p_max: Literal["running", "cta", "row"] = "running"
+    p_max: Literal["running", "cta", "row", "lse"] = "running"
     summed: Literal["p", "quantised"] = "p"
+    logits: Literal["fp32", "fp16", "bf16"] = "fp32"
     mma: Literal["machine", "13 bits", "exact"] = "machine"
     partials: Literal["fp32", "bf16"] = "fp32"
     out: Literal["once", "twice", "rz"] = "once"
@@ -275,6 +277,8 @@ class Altered:
         query = case.query[b, : case.heads]
         s = self._logits(query, keys, np.float32(case.scale_log2))
         row_max = _max(s, used)
+        if self.alteration.p_max == "lse":
+            row_max = _log2_sum(s, used, row_max)
         partials = [
             self._partial(s[:, part], keys[part], used[part], row_max)
             for part in self.schedule.parts(len(keys))
@@ -285,7 +289,12 @@ class Altered:
         machine = _Parts(
             product=self._at("qk"), sums=self._at("chains"), multiply=self._at("logit")
         )
-        return logits(query, keys, scale, self.schedule, machine)
+        if self.alteration.logits == "fp32":
+            return logits(query, keys, scale, self.schedule, machine)
+        products = logits(query, keys, np.float32(1), self.schedule, machine)
+        form = minifloat.BF16 if self.alteration.logits == "bf16" else minifloat.FP16
+        rounded = minifloat.decode(minifloat.encode(products, form), form)
+        return machine.mul(rounded, np.array(scale))
 
     def _partial(self, s: Real, keys: Any, used: Any, row_max: Real) -> _State:
         heads = len(s)
@@ -370,6 +379,13 @@ def _max(s: Real, used: NDArray[np.bool_]) -> Real:
     """Each head's max over the keys that are used; NaN is passed over, -inf without any."""
     lowest = s.dtype.type(-np.inf)
     return np.asarray(np.fmax.reduce(np.where(used, s, lowest), axis=1, initial=lowest))
+
+
+def _log2_sum(s: Real, used: NDArray[np.bool_], top: Real) -> Real:
+    """Each head's base-2 LSE."""
+    with np.errstate(all="ignore"):
+        p = np.where(used, np.exp2(_wide(s) - _wide(top)[:, None]), 0)
+        return np.asarray(top + np.log2(p.sum(axis=1)), s.dtype)
 
 
 def _values(operand: NDArray[Any]) -> NDArray[np.float64]:
