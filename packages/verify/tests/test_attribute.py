@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -67,3 +68,14 @@ def test_other_bits_in_the_recording_are_a_residual(recording):
 def test_each_family_has_at_most_one_case():
     found = [case.family for case in at.cases_of()]
     assert len(set(found)) == len(found) == len(set(found) & FAMILIES.keys()) >= 10
+
+
+def test_the_worst_element_is_shown_with_its_inputs(normal):
+    (case,) = at.cases_of(["normal"])
+    worst = normal.worst
+    assert worst.error_ulp == pytest.approx(normal.error.worst_ulp)
+    assert bytes.fromhex(worst.query) == case.query[worst.row, worst.head].tobytes()
+    assert bytes.fromhex(worst.key) == case.kv[worst.key_id].tobytes()
+    assert 0 < worst.key_weight < 1
+    got = np.uint16(int(worst.bits, 16)).view(ml_dtypes.bfloat16).astype(float)
+    assert abs(got - worst.exact) > 0

@@ -7,6 +7,7 @@ from sparse_mla_reference import SM90
 from sparse_mla_verify import claims
 from sparse_mla_verify import counterfactuals as cf
 from sparse_mla_verify.altered import Altered
+from sparse_mla_verify.cases import all_cases
 from sparse_mla_verify.evidence import LIVE, Evidence, recorded_case
 from sparse_mla_verify.predict import assess
 from sparse_mla_verify.recordings import digests_of, load, shipped
@@ -91,6 +92,27 @@ def test_a_kernel_that_is_the_counterfactual_fails_its_claim(recorded, name):
     verdict = verdicts_of(trials)[counterfactual.claim]
     assert verdict.status is claims.Status.FAIL
     assert name in verdict.details[0]
+
+
+def test_saturation_shows_in_huge_logits(recorded):
+    """No recording that ships holds these cases yet; the reference stands in for the kernel."""
+    whole = next(c for c in all_cases(["huge-logits"]) if c.name == "huge-logits/equal")
+    case = replace(whole, query=whole.query[:1], rows=whole.rows[:1], valid=whole.valid[:1])
+    assessment, other = assess(case), cf.decoded(cf.BY_NAME["p-unsaturated"], case, "SM90")
+    stand_in = replace(
+        recorded[0],
+        case=case,
+        assessment=assessment,
+        latent=assessment.latent,
+        lse=assessment.lse,
+        digests=None,
+    )
+    assert cf.chosen(cf.BY_NAME["p-unsaturated"], [stand_in]) == [stand_in]
+    found = verdicts_of({"p-unsaturated": cf.trial("p-unsaturated", stand_in, other)})
+    assert found["p-saturates"].status is claims.Status.PASS
+    wrong = replace(stand_in, latent=other[0], lse=other[1])
+    found = verdicts_of({"p-unsaturated": cf.trial("p-unsaturated", wrong, other)})
+    assert found["p-saturates"].status is claims.Status.FAIL
 
 
 @pytest.mark.parametrize("schedule", REFERENCE)

@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 import sparse_mla_reference
 from sparse_mla_verify.altered import ALL_STAGES, CONTRACT, STAGES, Alteration, Altered
-from sparse_mla_verify.cases import FAMILIES, HEAD_TILE, Case, all_cases
+from sparse_mla_verify.cases import FAMILIES, HEAD_TILE, Case, all_cases, exact_logits
 from sparse_mla_verify.compare import bits_of
 from sparse_mla_verify.counterfactuals import BY_NAME
 from sparse_mla_verify.recordings import Recording, digests_of
@@ -95,6 +96,26 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Worst:
+    """The latent with the largest error, in hex, with what made it.
+
+    query and key are the 576 bytes of the head's query and of the key with the largest weight.
+    """
+
+    row: int
+    head: int
+    column: int
+    exact: float
+    bits: str
+    error_ulp: float
+    keys: int
+    query: str
+    key_id: int
+    key_weight: float
+    key: str
+
+
+@dataclass(frozen=True)
 class Attribution:
     """A case's error, rounding by rounding."""
 
@@ -105,6 +126,7 @@ class Attribution:
     costs: tuple[Cost, ...]
     tiles: int
     tiles_differing: int | None  # of the kernel's from the last step's; None: not recorded
+    worst: Worst
 
     @property
     def error(self) -> Size:
@@ -149,7 +171,37 @@ def attribute(case: Case, machine: str = "SM90", recording: Recording | None = N
     differing = None if recording is None else _differing(case, machine, recording)
     tiles = case.tiles
     return Attribution(
-        case.family, case.name, before[0].size, tuple(steps), tuple(costs), tiles, differing
+        case.family,
+        case.name,
+        before[0].size,
+        tuple(steps),
+        tuple(costs),
+        tiles,
+        differing,
+        worst_of(case, before[0], exact),
+    )
+
+
+def worst_of(case: Case, latent: NDArray[np.float64], exact: Decoded) -> Worst:
+    """The largest error in ULP of its row's largest latent."""
+    unit = ulp_of(np.abs(exact[0]).max(axis=-1, keepdims=True), BF16_BYTES)
+    error = np.abs(latent - exact[0]) / unit
+    row, head, column = (int(i) for i in np.unravel_index(np.argmax(error), error.shape))
+    at = (row, head, column)
+    weights = np.exp2(exact_logits(case, row)[head] - exact[1][row, head] / np.log(2))
+    heaviest = int(np.nanargmax(weights))
+    key_id = int(case.rows[row, heaviest])
+    bits = int(latent[at].astype(ml_dtypes.bfloat16).view(np.uint16))
+    return Worst(
+        *at,
+        exact=float(exact[0][at]),
+        bits=f"0x{bits:04X}",
+        error_ulp=float(error[at]),
+        keys=int(case.counts[row]),
+        query=case.query[row, head].tobytes().hex(),
+        key_id=key_id,
+        key_weight=float(weights[heaviest]),
+        key=case.kv[key_id].tobytes().hex(),
     )
 
 

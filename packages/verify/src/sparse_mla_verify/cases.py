@@ -8,6 +8,7 @@ reads more than it should shows it.
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -124,19 +125,33 @@ class Case:
 
 @dataclass(frozen=True)
 class Family:
-    """A named kind of input: what it holds, in words, and the function that makes its cases."""
+    """A named kind of input: what it holds, in words, and the function that makes its cases.
+
+    A `pending` family is not in the recordings that ship: a run on a GPU takes it, and an audit of
+    a recording if that holds it.
+    """
 
     name: str
     about: str
     build: Callable[[], tuple[Case, ...]]
+    pending: bool = False
 
 
 _FAMILIES: dict[str, Family] = {}
 FAMILIES = MappingProxyType(_FAMILIES)
 
 
-def all_cases(families: Sequence[str] = (), schedule: str = BASE) -> tuple[Case, ...]:
+def all_cases(
+    families: Sequence[str] = (),
+    schedule: str = BASE,
+    *,
+    pending: bool = False,
+    seed: int = SEED,
+) -> tuple[Case, ...]:
     """The cases of the named families, or of all, in the order of `FAMILIES`, on a schedule.
+
+    `pending` takes in those of the families that no recording that ships holds. Another `seed` than
+    the recordings' draws other numbers for the same kinds of input.
 
     Raises ValueError for a name that is no family or no schedule.
     """
@@ -145,19 +160,38 @@ def all_cases(families: Sequence[str] = (), schedule: str = BASE) -> tuple[Case,
     unknown = [name for name in families if name not in FAMILIES]
     if unknown:
         raise ValueError(f"families: {unknown} are none of {list(FAMILIES)}")
-    chosen = [FAMILIES[name] for name in FAMILIES if not families or name in families]
-    return tuple(replace(c, schedule=schedule) for family in chosen for c in family.build())
+    wanted = families or [f.name for f in FAMILIES.values() if pending or not f.pending]
+    chosen = [FAMILIES[name] for name in FAMILIES if name in wanted]
+    token = _seed.set(seed)
+    try:
+        return tuple(replace(c, schedule=schedule) for family in chosen for c in family.build())
+    finally:
+        _seed.reset(token)
+
+
+_seed: ContextVar[int] = ContextVar("seed", default=SEED)
 
 
 def family(build: Callable[[], Iterator[Case]]) -> Callable[[], tuple[Case, ...]]:
     """Register a generator of cases as a family of its own name, described by its docstring."""
+    return _registered(build, pending=False)
+
+
+def pending_family(build: Callable[[], Iterator[Case]]) -> Callable[[], tuple[Case, ...]]:
+    """As `family`, of one that no recording that ships holds."""
+    return _registered(build, pending=True)
+
+
+def _registered(
+    build: Callable[[], Iterator[Case]], pending: bool
+) -> Callable[[], tuple[Case, ...]]:
     name = build.__name__.replace("_", "-")
     about = " ".join((build.__doc__ or "").split())
 
     def made() -> tuple[Case, ...]:
         return tuple(replace(c, family=name, name=f"{name}/{c.name}") for c in build())
 
-    _FAMILIES[name] = Family(name, about, made)
+    _FAMILIES[name] = Family(name, about, made, pending)
     return made
 
 
@@ -189,7 +223,7 @@ def exact_logits(case: Case, row: int) -> NDArray[np.float64]:
 
 
 def _rng(name: str) -> np.random.Generator:
-    return np.random.default_rng([SEED, zlib.crc32(name.encode())])
+    return np.random.default_rng([_seed.get(), zlib.crc32(name.encode())])
 
 
 def _case(
@@ -420,6 +454,20 @@ def hugely_negative() -> Iterator[Case]:
         about = f"96 heads; logits over {spread} steps of {scale / 128:.3f} upward"
         query = _rope_query(5, 96, [1.0, 0.0625])
         yield _case(name, about, query, keys, width=256, scale_log2=scale)
+
+
+@pending_family
+def huge_logits() -> Iterator[Case]:
+    """Logits past 2^22, where the max's last place is so coarse that P rises over 448."""
+    scale = 2.0**22 * 1.3125 / MAX_E4M3
+    for name, sign in (("equal", 1.0), ("negative", -1.0)):
+        rng = _rng(f"huge {name}")
+        keys = [
+            _rope_keys(_unit_normal(rng, (n, LATENT)), np.full(n, sign * MAX_E4M3))
+            for n in (256, 255, 65, 33, 7)
+        ]
+        about = f"32 heads; every logit is {sign * MAX_E4M3 * scale:g}"
+        yield _case(name, about, _rope_query(5, 32, [1.0]), keys, width=256, scale_log2=scale)
 
 
 @family
