@@ -103,6 +103,14 @@ def bench(session: nox.Session) -> None:
     session.run(stack(session), "-m", "sparse_mla_verify.bench", *session.posargs, external=True)
 
 
+@nox.session(default=False)
+def speed(session: nox.Session) -> None:
+    """Time the reference: its decode and `mma`, beside MMA-Sim's on the same inputs."""
+    path = PACKAGES["reference"].path
+    session.install("-c", CONSTRAINTS, "mmasim", "torch", path)
+    session.run("python", f"{path}/benchmarks/speed.py", *session.posargs)
+
+
 @nox.session
 def examples(session: nox.Session) -> None:
     """Test the worked examples: the models give the recorded bits, Triton the recorded cubin."""
