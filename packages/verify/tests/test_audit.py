@@ -3,14 +3,15 @@ from dataclasses import replace
 
 import pytest
 
-from sparse_mla_verify import audit, recordings, report
+from sparse_mla_verify import audit, recordings
 from sparse_mla_verify.cases import FAMILIES
+from sparse_mla_verify.marks import between_marks
 
 
 @pytest.fixture
 def offline(monkeypatch, few):
     """Three cases, no compiler: the audit's path over a recording, in seconds."""
-    monkeypatch.setattr(audit, "all_cases", lambda names=(), schedule="base": tuple(few))
+    monkeypatch.setattr(audit, "all_cases", lambda *_, **__: tuple(few))
     monkeypatch.setattr(audit, "gpu_name", lambda: None)
 
 
@@ -124,7 +125,7 @@ def test_figures_are_those_of_the_recorded_run(tmp_path, synthetic, capsys):
 
 def test_a_page_without_marks_is_refused():
     with pytest.raises(ValueError, match="0 pairs of marks"):
-        report.between_marks("no marks", "table")
+        between_marks("no marks", "table")
 
 
 def test_without_gpu_and_recording_the_code_alone_is_checked(offline, tmp_path, monkeypatch):
@@ -134,3 +135,64 @@ def test_without_gpu_and_recording_the_code_alone_is_checked(offline, tmp_path, 
     found = claims_of(json.loads((report / "report.json").read_text()))
     assert found["latent-bits"] == "undecided"
     assert found["waits-before-reads"] == "pass"
+
+
+def test_a_seed_needs_a_gpu(offline, capsys):
+    assert audit.main(["--seed", "7"]) == 2
+    assert "need a GPU" in capsys.readouterr().out
+
+
+def test_a_time_budget_leaves_out_the_dearest(offline, tmp_path, synthetic, few):
+    kept, left = audit.within_budget(few, 1e-6)
+    assert len(kept) == 1
+    assert len(left) == len(few) - 1
+    assert audit.within_budget(few, 1e6) == (few, ())
+    assert audit.within_budget(few, None) == (few, ())
+    _, plain, _ = run(tmp_path, synthetic, "--time-budget", "0.000001")
+    assert all(name in plain["notes"][-1] for name in left)
+
+
+def test_explain_says_what_would_refute_a_claim(capsys):
+    assert audit.main(["explain", "p-rounds-to-nearest"]) == 0
+    printed = capsys.readouterr().out
+    assert "ties to even" in printed
+    assert "truncates P  [p-rz; on normal/checkpoint" in printed
+    assert audit.main(["explain", "all-written"]) == 0
+    assert audit.main(["explain", "nothing"]) == 2
+    assert "none of" in capsys.readouterr().err
+
+
+def test_identify_prints_answers_and_evidence(capsys):
+    assert audit.main(["identify", "--kernel", "counterfactual:lse-base-2", "--json"]) == 0
+    found = {f["question"]: f for f in json.loads(capsys.readouterr().out)}
+    assert found["LSE base"]["answer"] == "base 2"
+    assert found["LSE base"]["evidence"]
+    assert audit.main(["identify", "--kernel", "counterfactual:nothing"]) == 2
+
+
+def test_attribute_tells_a_family_and_its_residual(tmp_path, capsys):
+    arguments = ["attribute", "--families", "dominant", "--workers", "1"]
+    assert audit.main([*arguments, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["family"] == "dominant"
+    assert found["tiles_differing"] == 0
+    page = tmp_path / "page.md"
+    page.write_text("<!-- figures: attribute -->\n<!-- /figures -->\n")
+    assert audit.main([*arguments, "--into", str(page)]) == 0
+    assert "| P to its format (R11) |" in page.read_text()
+    plots = sorted(tmp_path.glob("figures/*.svg"))
+    assert [p.name for p in plots] == ["attribution-dark.svg", "attribution-light.svg"]
+    assert audit.main(["attribute", "--families", "counts", "--workers", "1"]) == 2
+
+
+def test_the_report_shows_attributions_and_trials(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(audit, "gpu_name", lambda: None)
+    report = tmp_path / "report"
+    arguments = ["--families", "dominant", "--report", str(report), "--workers", "1"]
+    audit.main(arguments)
+    plain = json.loads((report / "report.json").read_text())
+    assert [a["family"] for a in plain["attribution"]] == ["dominant"]
+    assert {t["name"] for t in plain["trials"]} >= {"p-rz", "p-bf16"}
+    page = (report / "report.html").read_text()
+    assert page.count("data:image/svg+xml;base64,") == 4
+    assert plain["attribution"][0]["worst"]["query"] in page

@@ -10,15 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.progress import TimeElapsedColumn as Elapsed
 from rich.table import Table
 
-from sparse_mla_verify import claims, collect, recordings, report
-from sparse_mla_verify.cases import FAMILIES, Case, all_cases
+from sparse_mla_verify import attribute, claims, collect, inquiries, recordings, report
+from sparse_mla_verify.cases import FAMILIES, HEAD_TILE, SEED, Case, all_cases
 from sparse_mla_verify.evidence import Evidence
-from sparse_mla_verify.recordings import KERNEL
+from sparse_mla_verify.marks import between_marks
+from sparse_mla_verify.progress import Bars, bars_on
+from sparse_mla_verify.recordings import KERNEL, Recording
 from sparse_mla_verify.schedules import BASE, REFERENCE
 
 
@@ -28,8 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given or given[0] not in (*_COMMANDS, "-h", "--help"):
         given.insert(0, "run")
     options = _parser().parse_args(given)
-    command: Callable[[argparse.Namespace], int] = _COMMANDS[options.command]
-    return command(options)
+    return _COMMANDS[options.command](options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,10 +42,15 @@ def _parser() -> argparse.ArgumentParser:
     record = commands.add_parser("record", help="run on the GPU and write a recording")
     record.add_argument("out", type=Path, help="the JSON file; arrays go into an npz beside it")
     record.add_argument("--report", type=Path, help="folder to write a report to as well")
+    run.add_argument("--seed", type=int, default=SEED, help="of other inputs; needs a GPU")
+    run.add_argument(
+        "--time-budget", type=float, metavar="S", help="leave out cases past so many seconds"
+    )
     for command in (run, record):
         command.add_argument("--schedule", choices=tuple(REFERENCE), default=BASE)
         command.add_argument("--families", type=_names, default=[], help="comma-separated names")
         command.add_argument("--workers", type=int, help="processes of the reference (all cores)")
+    inquiries.add_parsers(commands, _names)
     commands.add_parser("list", help="the claims and the case families")
     figures = commands.add_parser("figures", help="the README's table, from a recording")
     figures.add_argument("--recording", type=Path, help="another recording than the one shipped")
@@ -60,41 +65,55 @@ def _names(text: str) -> list[str]:
     return names
 
 
-class _Bars:
-    """The collectors' progress as bars on the terminal."""
-
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        self._tasks: dict[str, TaskID] = {}
-
-    def start(self, part: str, total: int) -> None:
-        self._tasks[part] = self._bars.add_task(part, total=total)
-
-    def advance(self, part: str, amount: int = 1) -> None:
-        self._bars.advance(self._tasks[part], amount)
-
-
-def _bars(console: Console) -> Progress:
-    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), Elapsed())
-    return Progress(*columns, console=console)
-
-
 def decide(evidence: Evidence) -> list[tuple[claims.Claim, claims.Verdict]]:
     """Every claim with its verdict."""
     return [(claim, claim.decide(evidence)) for claim in claims.all_claims()]
 
 
-def gather(options: argparse.Namespace, cases: Sequence[Case], console: Console) -> Evidence:
-    """Evidence from where the options and the machine allow."""
+def gather(options: argparse.Namespace, console: Console) -> tuple[Evidence, Recording | None]:
+    """Evidence from where the options and the machine allow, and the recording it is of."""
     path = options.recording or (None if gpu_name() else recordings.shipped(options.schedule))
-    with _bars(console) as bars:
-        progress = _Bars(bars)
-        if path:
-            recording = recordings.load(path)
-            return collect.from_recording(recording, cases, progress, workers=options.workers)
-        if gpu_name():
-            return collect.from_gpu(cases, progress, workers=options.workers)[0]
-        return collect.from_nothing(cases, progress, workers=options.workers)
+    recording = recordings.load(path) if path else None
+    cases, left = within_budget(_cases(options, recording), options.time_budget)
+    note = f"{len(left)} cases left out for the time budget: {', '.join(left)}"
+    with bars_on(console) as bars:
+        progress = Bars(bars)
+        if recording:
+            found = collect.from_recording(recording, cases, progress, workers=options.workers)
+        elif gpu_name():
+            found = collect.from_gpu(cases, progress, workers=options.workers)[0]
+        else:
+            found = collect.from_nothing(cases, progress, workers=options.workers)
+    return replace(found, notes=(*found.notes, note)) if left else found, recording
+
+
+def _cases(options: argparse.Namespace, recording: Recording | None) -> Sequence[Case]:
+    """The cases asked for: pending families where a GPU runs them or the recording holds them."""
+    cases = all_cases(options.families, options.schedule, pending=True, seed=options.seed)
+    if recording is None:
+        return cases
+    held = {record.name for record in recording.cases}
+    asked = options.families
+    return [c for c in cases if c.name in held or asked or not FAMILIES[c.family].pending]
+
+
+TILE_KEYS_PER_SECOND = 2000  # (head tile, key) pairs that a core predicts and falsifies
+
+
+def within_budget(
+    cases: Sequence[Case], seconds: float | None
+) -> tuple[Sequence[Case], tuple[str, ...]]:
+    """The cases that one core predicts in so many seconds, the cheapest first; those left out.
+
+    The cheapest is always in.
+    """
+    if seconds is None:
+        return cases, ()
+    cost = {c.name: int(np.sum(c.counts + 16)) * c.heads / HEAD_TILE for c in cases}
+    ranked = sorted(cases, key=lambda c: cost[c.name])
+    spent = np.cumsum([cost[c.name] for c in ranked]) / TILE_KEYS_PER_SECOND
+    kept = {c.name for k, c in enumerate(ranked) if k == 0 or spent[k] <= seconds}
+    return [c for c in cases if c.name in kept], tuple(n for n in cost if n not in kept)
 
 
 def gpu_name() -> str | None:
@@ -108,13 +127,19 @@ def gpu_name() -> str | None:
 
 def _run(options: argparse.Namespace) -> int:
     console = Console(stderr=options.json)
-    evidence = gather(options, all_cases(options.families, options.schedule), console)
+    if options.seed != SEED and (options.recording or gpu_name() is None):
+        console.print(f"seed: other inputs than those of seed {SEED} need a GPU", style="red")
+        return 2
+    evidence, recording = gather(options, console)
     results = decide(evidence)
+    shown = [attribute.part_of(e.case) for e in evidence.cases if e.case.name in attribute.CASES]
+    machine = collect.machine_of(evidence.host.arch) if evidence.host else "SM90"
+    attributed = inquiries.attributed(shown, machine, recording, options.workers, console)
     if options.json:
-        print(json.dumps(report.plain(evidence, results), indent=1))
+        print(json.dumps(report.plain(evidence, results, attributed), indent=1))
     else:
         report.print_report(console, evidence, results)
-    path = report.write_report(options.report, evidence, results)
+    path = report.write_report(options.report, evidence, results, attributed)
     return _close(console, results, f"report: {path}")
 
 
@@ -132,9 +157,9 @@ def _record(options: argparse.Namespace) -> int:
     if gpu_name() is None:
         console.print("record needs an NVIDIA GPU and PyTorch with CUDA", style="red")
         return 2
-    cases = all_cases(options.families, options.schedule)
-    with _bars(console) as bars:
-        evidence, recording = collect.from_gpu(cases, _Bars(bars), workers=options.workers)
+    cases = all_cases(options.families, options.schedule, pending=True)
+    with bars_on(console) as bars:
+        evidence, recording = collect.from_gpu(cases, Bars(bars), workers=options.workers)
     results = decide(evidence)
     report.print_report(console, evidence, results)
     if options.report:
@@ -170,10 +195,18 @@ def _figures(options: argparse.Namespace) -> int:
         return 2
     table = report.figures_markdown(recording)
     if options.into:
-        options.into.write_text(report.between_marks(options.into.read_text(), table))
+        options.into.write_text(between_marks(options.into.read_text(), table))
     else:
         print(table, end="")
     return 0
 
 
-_COMMANDS = {"run": _run, "record": _record, "list": _list, "figures": _figures}
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "run": _run,
+    "attribute": inquiries.attribute_command,
+    "identify": inquiries.identify_command,
+    "record": _record,
+    "list": _list,
+    "explain": inquiries.explain_command,
+    "figures": _figures,
+}

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sparse_mla_verify import attribution_report
+from sparse_mla_verify.attribute import Attribution
 from sparse_mla_verify.claims import Claim, Status, Verdict, exit_status
 from sparse_mla_verify.evidence import LIVE, RECORDED, CaseEvidence, Evidence
 from sparse_mla_verify.recordings import Outcome, Recording
@@ -20,6 +21,7 @@ from sparse_mla_verify.ulp import UlpErrors, bin_labels
 Results = Sequence[tuple[Claim, Verdict]]
 
 _STYLES = {Status.PASS: "green", Status.FAIL: "bold red", Status.UNDECIDED: "yellow"}
+THEMES = attribution_report.THEMES
 _TEMPLATE = Path(__file__).parent / "data" / "report.html.j2"
 
 
@@ -149,12 +151,19 @@ def histogram_table(families: Sequence[FamilyFigures]) -> Table:
 # Files
 
 
-def write_report(folder: Path, evidence: Evidence, results: Results) -> Path:
+def write_report(
+    folder: Path,
+    evidence: Evidence,
+    results: Results,
+    attributed: Sequence[Attribution] = (),
+) -> Path:
     """Write `report.json` and `report.html` into a folder, made if need be; the HTML's path."""
     from jinja2 import Environment
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(plain(evidence, results), indent=1) + "\n")
+    (folder / "report.json").write_text(
+        json.dumps(plain(evidence, results, attributed), indent=1) + "\n"
+    )
     families = family_figures(evidence)
     page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         _TEMPLATE.read_text()
@@ -167,14 +176,27 @@ def write_report(folder: Path, evidence: Evidence, results: Results) -> Path:
             evidence=evidence,
             families=families,
             labels=bin_labels(),
-            plot=_plot(families) if families else "",
+            plots={theme: _plot(families, theme) for theme in THEMES} if families else {},
+            attributed=attributed,
+            attribution=_attribution(attributed),
             counts={s.value: sum(v.status is s for _, v in results) for s in Status},
         )
     )
     return path
 
 
-def plain(evidence: Evidence, results: Results) -> dict[str, Any]:
+def _attribution(attributed: Sequence[Attribution]) -> dict[str, Any]:
+    """What the page shows of the attributions: plots by theme, and both tables' cells."""
+    if not attributed:
+        return {}
+    plots = {theme: attribution_report.encoded(attributed, theme) for theme in THEMES}
+    cells = zip(attribution_report.TITLES, attribution_report.rows(attributed), strict=True)
+    return {"plots": plots, "tables": list(cells)}
+
+
+def plain(
+    evidence: Evidence, results: Results, attributed: Sequence[Attribution] = ()
+) -> dict[str, Any]:
     """An audit as JSON holds it."""
     return {
         "exit_status": exit_status(v for _, v in results),
@@ -192,13 +214,15 @@ def plain(evidence: Evidence, results: Results) -> dict[str, Any]:
             }
             for claim, verdict in results
         ],
+        "trials": [asdict(trial) for trial in evidence.trials.values()],
         "families": [asdict(f) for f in family_figures(evidence)],
+        "attribution": [asdict(a) for a in attributed],
         "cubins": dict(evidence.cubins),
         "notes": list(evidence.notes),
     }
 
 
-def _plot(families: Sequence[FamilyFigures]) -> str:
+def _plot(families: Sequence[FamilyFigures], theme: str) -> str:
     """Histograms of the latents' errors per family, as the base64 of an SVG."""
     import matplotlib as mpl
 
@@ -206,7 +230,12 @@ def _plot(families: Sequence[FamilyFigures]) -> str:
     from matplotlib import pyplot as plt
 
     labels = bin_labels()
-    with mpl.rc_context({"svg.hashsalt": "audit", "font.size": 9}):
+    ink = THEMES[theme][0]
+    settings: dict[Any, Any] = dict.fromkeys(
+        ("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), ink
+    )
+    settings |= {"axes.edgecolor": ink, "svg.hashsalt": "audit", "font.size": "9"}
+    with mpl.rc_context(settings):
         size = (10, 0.34 * len(families) + 1.2)
         figure, both = plt.subplots(1, 2, figsize=size, layout="constrained", sharey=True)
         names = [f.name for f in families]
@@ -226,7 +255,7 @@ def _plot(families: Sequence[FamilyFigures]) -> str:
         both[0].invert_yaxis()
         both[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
         plt.close(figure)
     return base64.b64encode(buffer.getvalue()).decode()
 
@@ -246,19 +275,6 @@ def figures_markdown(recording: Recording) -> str:
     lines = [f"| {o.statement} | {o.status} | {o.figures} |" for o in shown]
     head = ["| claim | verdict | figures |", "|---|---|---|"]
     return f"Recorded on {host.date}: {where}.\n\n" + "\n".join((*head, *lines)) + "\n"
-
-
-MARKS = re.compile(r"(<!-- figures\b[^>]*-->\n).*?(<!-- /figures -->)", re.DOTALL)
-
-
-def between_marks(text: str, table: str) -> str:
-    """A text with the table between its two marks. Raises ValueError where they are not."""
-    found, count = MARKS.subn(lambda marks: f"{marks[1]}\n{table}\n{marks[2]}", text)
-    if count != 1:
-        raise ValueError(
-            f"text: has {count} pairs of marks, not one: <!-- figures ... /figures -->"
-        )
-    return found
 
 
 def outcomes_of(results: Results) -> tuple[Outcome, ...]:

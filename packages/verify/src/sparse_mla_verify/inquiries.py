@@ -1,0 +1,130 @@
+"""Subcommands of the audit that decide no claim: attribute, identify, explain."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sparse_mla_verify import attribution_report, claims, recordings
+from sparse_mla_verify.adapters import load
+from sparse_mla_verify.attribute import Attribution, attribute_all, cases_of
+from sparse_mla_verify.cases import Case
+from sparse_mla_verify.identify import QUESTIONS, Finding, identify
+from sparse_mla_verify.progress import Bars, bars_on
+from sparse_mla_verify.recordings import Recording
+from sparse_mla_verify.schedules import BASE, REFERENCE
+
+
+def add_parsers(commands: Any, names: Callable[[str], list[str]]) -> None:
+    """Add the subcommands; `names` parses a list of families."""
+    attribute = commands.add_parser("attribute", help="where the error comes from")
+    attribute.add_argument("--families", type=names, default=[], help="comma-separated names")
+    attribute.add_argument("--schedule", choices=tuple(REFERENCE), default=BASE)
+    attribute.add_argument("--recording", type=Path, help="whose bits the last step must be")
+    attribute.add_argument("--workers", type=int, help="processes (all cores unless said)")
+    attribute.add_argument("--json", action="store_true", help="print the result as JSON")
+    attribute.add_argument("--into", type=Path, help="write the tables between this file's marks")
+    identifying = commands.add_parser("identify", help="find out a kernel's conventions")
+    identifying.add_argument("--kernel", required=True, help="package.module:function")
+    identifying.add_argument("--json", action="store_true", help="print the result as JSON")
+    explain = commands.add_parser("explain", help="what a claim says and how it is decided")
+    explain.add_argument("claim")
+
+
+def attributed(
+    cases: Sequence[Case],
+    machine: str,
+    recording: Recording | None,
+    workers: int | None,
+    console: Console,
+) -> list[Attribution]:
+    """`attribute_all` with a progress bar."""
+    with bars_on(console) as bars:
+        progress = Bars(bars)
+        progress.start("attribute", len(cases))
+        return attribute_all(
+            cases,
+            machine,
+            recording,
+            workers=workers,
+            advance=lambda: progress.advance("attribute"),
+        )
+
+
+def attribute_command(options: argparse.Namespace) -> int:
+    """The tables of every family; 1 if a recorded bit is not the last step's, 2 if none is held."""
+    console = Console(stderr=options.json)
+    path = options.recording or recordings.shipped(options.schedule)
+    recording = recordings.load(path) if path else None
+    cases = cases_of(options.families, options.schedule)
+    found = attributed(cases, "SM90", recording, options.workers, console)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(a) for a in found], indent=1))
+    elif options.into:
+        attribution_report.write_into(options.into, found)
+    else:
+        for table in attribution_report.tables(found):
+            console.print(table)
+    differing = [a.tiles_differing for a in found]
+    if any(differing):
+        return 1
+    return 0 if found and None not in differing else 2
+
+
+def identify_command(options: argparse.Namespace) -> int:
+    """The conventions of a kernel; 0 unless none at all could be determined."""
+    console = Console(stderr=options.json)
+    try:
+        kernel = load(options.kernel)
+    except ValueError as error:
+        console.print(str(error), style="red", markup=False)
+        return 2
+    with bars_on(console) as bars:
+        progress = Bars(bars)
+        progress.start("questions", len(QUESTIONS))
+        found = identify(kernel, advance=lambda name: progress.advance("questions"))
+    if options.json:
+        print(json.dumps([dataclasses.asdict(f) for f in found], indent=1))
+    else:
+        console.print(findings_table(options.kernel, found))
+    return 0 if any(f.determined for f in found) else 2
+
+
+def findings_table(kernel: str, found: Sequence[Finding]) -> Table:
+    """A line for each question; evidence that several share is printed once."""
+    table = Table("question", "answer", "evidence", title=kernel, title_justify="left")
+    before: tuple[str, ...] = ()
+    for finding in found:
+        style = "green" if finding.determined else "yellow"
+        shown = (
+            "as above"
+            if finding.evidence and finding.evidence == before
+            else "\n".join(finding.evidence)
+        )
+        table.add_row(finding.question, f"[{style}]{finding.answer}[/{style}]", shown)
+        before = finding.evidence
+    return table
+
+
+def explain_command(options: argparse.Namespace) -> int:
+    """One claim in full; 2 for a name that is none."""
+    found = {c.name: c for c in claims.all_claims()}
+    if options.claim not in found:
+        print(f"claim: {options.claim!r} is none of {', '.join(found)}", file=sys.stderr)
+        return 2
+    claim = found[options.claim]
+    print(f"{claim.name} ({claim.kind}; stage: {claim.stage})")
+    print(textwrap.fill(claim.statement, 88, initial_indent="  ", subsequent_indent="  "))
+    if not claim.counterfactuals:
+        return 0
+    print("It holds if the bits are the contract's, and other than those of a kernel that")
+    for c in claim.counterfactuals:
+        print(f"  {c.about}  [{c.name}; on {', '.join(c.data)}]")
+    return 0

@@ -1,0 +1,15 @@
+"""Pages with a part that a command writes, between two marks."""
+
+import re
+
+MARKS = re.compile(r"(<!-- figures\b[^>]*-->\n).*?(<!-- /figures -->)", re.DOTALL)
+
+
+def between_marks(text: str, table: str) -> str:
+    """A text with the table between its two marks. Raises ValueError where they are not."""
+    found, count = MARKS.subn(lambda marks: f"{marks[1]}\n{table}\n{marks[2]}", text)
+    if count != 1:
+        raise ValueError(
+            f"text: has {count} pairs of marks, not one: <!-- figures ... /figures -->"
+        )
+    return found
