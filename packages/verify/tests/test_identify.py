@@ -14,6 +14,7 @@ TWICE = "BF16, rounded before the V scale and after it"
 
 OURS = {
     "LSE base": "natural",
+    "keys counted": "all",
     "empty row": "LSE -inf, row 0",
     "logits": "FP32, or 16 bits at least",
     "accumulation of QK": "25 bits below the largest term",

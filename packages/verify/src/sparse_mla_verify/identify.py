@@ -137,6 +137,25 @@ def lse_base(subject: Subject) -> Asked:
     return [Finding("LSE base", name, evidence)], replace(subject, base=base)
 
 
+def keys_counted(subject: Subject) -> Asked:
+    """Whether every key of a row counts."""
+    lse = subject.natural(subject.ask(probes.equal_keys()).lse)
+    counted = np.exp(lse)
+    missing = np.array(probes.COUNTS)[:, None] - counted
+    evidence = tuple(
+        f"{n} equal keys: {np.min(got):.3f} to {np.max(got):.3f} counted"
+        for n, got in zip(probes.COUNTS, counted, strict=True)
+    )
+    question, last = "keys counted", float(np.max(np.abs(missing[-1])))
+    if np.all(np.abs(missing) < 0.1):
+        return [Finding(question, "all", evidence)], subject
+    if not np.all(np.isfinite(counted)) or abs(last - round(last)) > 0.1:
+        return [Finding(question, f"{UNDETERMINED}: no whole numbers", evidence)], subject
+    word = "few" if np.max(missing[-1]) > 0 else "many"
+    answer = f"not all: {round(last)} too {word} of {probes.COUNTS[-1]}"
+    return [Finding(question, answer, evidence)], subject
+
+
 def empty_row(subject: Subject) -> Asked:
     """What a row without keys gives."""
     case = probes.normal(4, 32)
@@ -423,6 +442,7 @@ def _id_finding(question: str, lse: NDArray[np.float64], case: Case, plain: Case
 
 QUESTIONS: tuple[Question, ...] = (
     lse_base,
+    keys_counted,
     empty_row,
     logits,
     accumulation,

@@ -164,6 +164,15 @@ def single_keys() -> Case:
     return probe("single keys", _queries(16), [_keys(k[None], np.zeros(LATENT)) for k in level])
 
 
+COUNTS = (1, 2, 7, 64, 65, 256, 1000)
+
+
+def equal_keys() -> Case:
+    """Rows of `COUNTS` keys whose logits are all 0: the LSE says how many were counted."""
+    rows = [_keys(np.zeros(n, np.int64), np.zeros((n, LATENT))) for n in COUNTS]
+    return probe("equal keys", _queries(len(rows)), rows)
+
+
 def out_roundings() -> Case:
     """Equal logits, so that P is exact, any V and a V scale that is no power of two."""
     rng = rng_of("out roundings")

@@ -1,0 +1,243 @@
+"""Broken variants of the base kernel: does the audit catch each, and does `identify` name it?
+
+    python -m sparse_mla_verify.variants --out DIR
+
+Each variant is a source patch of one line in a copy of the kernel's package in a temporary folder,
+which is gone at the end. A process of its own imports the copy, runs a few cases on the GPU, holds
+them against the reference and against the counterfactual that the variant is, and asks the
+questions that tell. A patch whose line isn't there once is an error, not a variant.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sparse_mla_verify import claims, counterfactuals
+from sparse_mla_verify.adapters import ours
+from sparse_mla_verify.cases import all_cases
+from sparse_mla_verify.evidence import LIVE, Evidence, live_case, run_cases
+from sparse_mla_verify.identify import QUESTIONS, identify
+from sparse_mla_verify.predict import assess
+
+PACKAGE = "sparse_mla_kernel"
+CASES = ("head-counts/16", "heavy-tailed/checkpoint", "normal/checkpoint")
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A patch: in `file`, `old` (found once) becomes `new`.
+
+    `counterfactual` is the model that it should be, bit for bit, "" if there is none; `finding` the
+    question and the answer that name it.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    counterfactual: str
+    finding: tuple[str, str]
+
+
+VARIANTS = (
+    Variant(
+        "P scaled to 447",
+        "softmax.py",
+        "math.log2(448.0)",
+        "math.log2(447.0)",
+        "p-scale-447",
+        ("P's scale", "447"),
+    ),
+    Variant(
+        "P scaled to 256",
+        "softmax.py",
+        "math.log2(448.0)",
+        "math.log2(256.0)",
+        "p-scale-256",
+        ("P's scale", "256"),
+    ),
+    Variant(
+        "P truncated to E4M3's three fraction bits",
+        "softmax.py",
+        "store_fp8_pair_shared(p_address, rP[0], rP[1])",
+        "store_fp8_pair_shared(p_address, *[_cut(rP[i]) for i in range(2)])",
+        "",
+        ("P's rounding", "toward zero"),
+    ),
+    Variant(
+        "sum of the quantised P",
+        "softmax.py",
+        "total = add_rn(rP[0], rP[1])  #",
+        "total = add_rn(_quantised(rP[0]), _quantised(rP[1]))  #",
+        "sum-quantised",
+        ("what is summed", "P after its rounding"),
+    ),
+    Variant(
+        "BF16 partials",
+        "merge.py",
+        "*[rAcc[2 * half + i, tile] for tile in range(PV_TILES)]",
+        "*[_as_bf16(rAcc[2 * half + i, tile]) for tile in range(PV_TILES)]",
+        "partials-bf16",
+        ("partials", "BF16"),
+    ),
+    Variant(
+        "base-2 LSE",
+        "lse.py",
+        "math.log(2.0)",
+        "1.0",
+        "lse-base-2",
+        ("LSE base", "base 2"),
+    ),
+    Variant(
+        "one key too few",
+        "gather.py",
+        "return begin, cutlass.min(n, begin + per)",
+        "return begin, cutlass.max(begin, cutlass.min(n, begin + per) - 1)",
+        "",
+        ("keys counted", "not all: 4 too few of 1000"),
+    ),
+)
+
+# What patched lines call; appended to the patched file.
+_HELPERS = """
+
+from cutlass.cute.arch import inline_ptx
+
+
+def _unary(text, x):
+    return inline_ptx(text, write_only_types=[Float32], read_only_args=[x])
+
+
+@cute.jit
+def _cut(x: Float32) -> Float32:
+    return _unary(
+        "{ .reg .b32 t; mov.b32 t, {$r0}; and.b32 t, t, 0xFFF00000; mov.b32 {$w0}, t; }", x
+    )
+
+
+@cute.jit
+def _as_bf16(x: Float32) -> Float32:
+    return _unary(
+        "{ .reg .b16 h, z; .reg .b32 t; mov.b16 z, 0; cvt.rn.bf16.f32 h, {$r0}; "
+        "mov.b32 t, {z, h}; mov.b32 {$w0}, t; }", x
+    )
+
+
+@cute.jit
+def _quantised(x: Float32) -> Float32:
+    return _unary(
+        "{ .reg .b16 h, l, u; .reg .b32 t; .reg .f32 z; mov.f32 z, 0f00000000; "
+        "cvt.rn.satfinite.e4m3x2.f32 h, z, {$r0}; cvt.rn.f16x2.e4m3x2 t, h; "
+        "mov.b32 {l, u}, t; cvt.f32.f16 {$w0}, l; }", x
+    )
+"""
+
+
+def patched(variant: Variant, folder: Path) -> Path:
+    """A copy of the kernel's package with the patch, in `folder`; the path to import from.
+
+    Raises ValueError when the line to patch isn't there exactly once.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"{PACKAGE} is not there to be patched")
+    copy = folder / PACKAGE
+    shutil.copytree(Path(spec.origin).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    file = copy / variant.file
+    source = file.read_text()
+    if source.count(variant.old) != 1:
+        found = source.count(variant.old)
+        raise ValueError(f"{variant.name}: {variant.file} has {found} of the line to patch, not 1")
+    called = ("_cut(", "_as_bf16(", "_quantised(")
+    helpers = _HELPERS if any(name in variant.new for name in called) else ""
+    file.write_text(source.replace(variant.old, variant.new) + helpers)
+    return folder
+
+
+def judge(variant: Variant) -> dict[str, Any]:
+    """Run the kernel that is imported here, as if it were the contract's; what the audit says."""
+    from sparse_mla_verify.gpu import GpuRunner
+
+    cases = [c for c in all_cases() if c.name in CASES]
+    outputs = run_cases(GpuRunner(), cases)
+    found = tuple(
+        live_case(c, o, assess(c, (o.latent, o.lse)))
+        for c, o in ((c, outputs[c.name]) for c in cases)
+    )
+    trials = counterfactuals.try_all(found, "SM90", workers=1)
+    evidence = Evidence(LIVE, None, found, {}, {}, trials=trials)
+    verdicts = {c.name: c.decide(evidence) for c in claims.all_claims()}
+    failed = [name for name, v in verdicts.items() if v.status is claims.Status.FAIL]
+    named = {f.question: f for f in identify(ours, QUESTIONS[:-1])}
+    question, answer = variant.finding
+    trial = trials.get(variant.counterfactual)
+    return {
+        "variant": asdict(variant),
+        "failed": failed,
+        "caught": bool(failed),
+        "tiles_differing": sum(e.tiles_differing for e in found),
+        "tiles": sum(e.case.tiles for e in found),
+        "is_the_counterfactual": trial.counterfactual_holds if trial else None,
+        "named": named[question].answer == answer,
+        "findings": {q: f.answer for q, f in named.items()},
+    }
+
+
+def run(variant: Variant) -> dict[str, Any]:
+    """Patch, run in a process of its own, clean up."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = [str(patched(variant, Path(folder))), *sys.path]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        command = [sys.executable, "-m", "sparse_mla_verify.variants", "--judge", variant.name]
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=False,
+                timeout=TIMEOUT_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return {"variant": asdict(variant), "error": f"not done in {TIMEOUT_S} s"}
+    if done.returncode:
+        return {"variant": asdict(variant), "error": done.stderr.strip()[-2000:]}
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Every variant in turn; 0 if each is caught and named, 1 if one isn't."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="folder for variants.json, made if need be")
+    parser.add_argument("--judge", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.judge:
+        print(json.dumps(judge(next(v for v in VARIANTS if v.name == options.judge))))
+        return 0
+    if options.out is None:
+        parser.error("--out is needed")
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = []
+    for variant in VARIANTS:
+        result = run(variant)
+        results.append(result)
+        said = result.get("error") or (
+            f"caught {result['caught']} ({', '.join(result['failed'])}), named {result['named']}, "
+            f"counterfactual's bits {result['is_the_counterfactual']}"
+        )
+        print(f"{variant.name}: {said}", flush=True)
+        # Written as it goes: what is done is kept if a later one is cut off.
+        (options.out / "variants.json").write_text(json.dumps(results, indent=1) + "\n")
+    good = [r for r in results if "error" not in r and r["caught"] and r["named"]]
+    return 0 if len(good) == len(VARIANTS) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The broken variants, as far as a machine without a GPU goes: patched, compiled, other code."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sparse_mla_reference import BASE, SM90, e4m3
+from sparse_mla_verify import identify as i
+from sparse_mla_verify.adapters import load
+from sparse_mla_verify.altered import Altered
+from sparse_mla_verify.cases import Case
+from sparse_mla_verify.counterfactuals import BY_NAME
+from sparse_mla_verify.variants import VARIANTS, patched
+
+COMPILE = """
+from sparse_mla_kernel import cross_compile
+print(cross_compile(4, 16, 128, 64, 4, "sm_90a").sha256)
+"""
+
+
+def compiled(*path):
+    pytest.importorskip("cutlass")
+    search = os.pathsep.join([*map(str, path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def ours():
+    return compiled()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
+def test_a_variant_compiles_to_other_code(variant, tmp_path, ours):
+    assert compiled(patched(variant, tmp_path)) != ours
+
+
+def test_a_line_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="has 0 of the line"):
+        patched(replace(VARIANTS[0], old="no such line"), tmp_path)
+
+
+def test_there_are_variants_of_counterfactuals():
+    named = [v for v in VARIANTS if v.counterfactual]
+    assert len(named) >= 4
+    assert {v.counterfactual for v in named} <= BY_NAME.keys()
+    assert len({v.name for v in VARIANTS}) == len(VARIANTS)
+
+
+class Masked(Altered):
+    """P cut to three fraction bits before the conversion, as the patched kernel does it."""
+
+    def _quantise(self, p):
+        bits = p.astype(np.float32).view(np.uint32) & np.uint32(0xFFF00000)
+        return e4m3.encode(bits.view(np.float32))
+
+
+def masked(query, kv, rows, valid, **scales):
+    case = Case("", "", "", query, kv, rows, valid, **scales, heads=query.shape[1])
+    return Masked(BASE, SM90).decode(case)
+
+
+def too_few(query, kv, rows, valid, **scales):
+    """One key less in each part of four."""
+    rows, valid = rows.copy(), valid.copy()
+    for row, count in zip(rows, valid, strict=True):
+        for part in BASE.parts(int(count)):
+            if part.stop > part.start:
+                row[part.stop - 1] = -1
+    return load("sparse_mla_verify.adapters:reference")(query, kv, rows, valid, **scales)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "questions", "name"),
+    [
+        (
+            masked,
+            (i.lse_base, i.logits, i.accumulation, i.numerators),
+            "P truncated to E4M3's three fraction bits",
+        ),
+        (too_few, (i.lse_base, i.keys_counted), "one key too few"),
+    ],
+)
+def test_models_of_variants_are_named(kernel, questions, name):
+    question, answer = next(v.finding for v in VARIANTS if v.name == name)
+    found = {f.question: f.answer for f in i.identify(kernel, questions)}
+    assert found[question] == answer
