@@ -131,6 +131,8 @@ def test_devices() -> None:
     assert resolve_device(1) == torch.device("cuda:1")
     with pytest.raises(TypeError, match="device is a NoneType"):
         resolve_device(None)
+    with pytest.raises(ValueError, match="device is 'gpu'; it may be a CUDA device"):
+        resolve_device("gpu")
     with pytest.raises(ValueError, match="device is cpu; it may be a CUDA device"):
         architecture_of(torch.device("cpu"))
 

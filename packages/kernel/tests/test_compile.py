@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from sparse_mla_kernel import LOW_LATENCY, Schedule, cross_compile
+from sparse_mla_kernel import (
+    BASE,
+    LOW_LATENCY,
+    MailboxLayout,
+    Schedule,
+    SparseDcpDecode,
+    cross_compile,
+    cross_compile_step,
+)
+from sparse_mla_kernel import schedule as schedule_module
 from sparse_mla_kernel.layouts import THREADS, shared_layout
 from sparse_mla_kernel.low_latency.decode import LowLatencyDecode
 
@@ -110,3 +119,39 @@ def test_fields_that_do_not_go_together(change: dict[str, object], says: str) ->
 def test_low_latency_has_no_push_mode() -> None:
     with pytest.raises(ValueError, match=r"schedule\.mma is 'f16'; in push mode it may be 'e4m3'"):
         cross_compile(2, 48, 48, 128, 4, push=(12, 4, 4), schedule=LOW_LATENCY)
+
+
+def test_a_schedule_is_this_packages_own() -> None:
+    class Schedule:
+        """Another package's."""
+
+    with pytest.raises(TypeError, match=r"schedule is a .*Schedule; it may be a sparse_mla_kernel"):
+        cross_compile(**SIZES, schedule=Schedule())
+    with pytest.raises(TypeError, match=r"split is 4\.0, a float"):
+        schedule_module.Schedule(split=4.0)
+
+
+def test_each_kernel_runs_its_own_kind_of_schedule() -> None:
+    with pytest.raises(ValueError, match=r"schedule\.mma is 'f16'; it may be 'e4m3' here"):
+        SparseDcpDecode(2, 32, 48, 128, schedule=LOW_LATENCY)
+    with pytest.raises(ValueError, match=r"schedule\.mma is 'e4m3'; it may be 'f16' here"):
+        LowLatencyDecode(2, 32, 48, 128, schedule=BASE)
+    with pytest.raises(ValueError, match=r"schedule\.mma is 'f16'; it may be 'e4m3' here"):
+        cross_compile_step(2, 16, MailboxLayout(96, 12, 8, 5), schedule=LOW_LATENCY)
+    with pytest.raises(ValueError, match="arch is 'sm_80'; it may be sm_90a"):
+        cross_compile_step(2, 16, MailboxLayout(96, 12, 8, 5), "sm_80")
+    with pytest.raises(TypeError, match="box is a NoneType; it may be a MailboxLayout"):
+        cross_compile_step(2, 16, None)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "says"),
+    [
+        ((-1, 2, 3, 4), ValueError, "padded is -1; it may be 1 or more"),
+        ((1.5, 1, 1, 1), TypeError, r"padded is 1\.5, a float"),
+        ((10, 12, 8, 5), ValueError, "padded is 10; it may be all ranks' 96 heads or more"),
+    ],
+)
+def test_mailboxes_out_of_range(sizes: tuple, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        MailboxLayout(*sizes)

@@ -32,7 +32,7 @@ def test_rows_that_no_table_names(rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["1-2", "2-1:sparse", "0:split", "1:dense", "a:sparse", "1--2:split"]
+    "entry", ["1-2", "2-1:sparse", "0:split", "1:dense", "a:sparse", "1--2:split", "\uff11:sparse"]
 )
 def test_malformed_tables(entry: str) -> None:
     with pytest.raises(ValueError, match="table has the entry"):
@@ -42,3 +42,8 @@ def test_malformed_tables(entry: str) -> None:
 def test_sizes_are_ints() -> None:
     with pytest.raises(TypeError, match=r"rows is 1\.0, a float"):
         sparse_for(1.0, 96, 96)
+
+
+def test_a_table_is_text() -> None:
+    with pytest.raises(TypeError, match="table is a int; it may be a str"):
+        parse_table(5)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import numbers
 
 import torch
 
-from sparse_mla_kernel.schedule import TILE_HEADS
+from sparse_mla_kernel.schedule import TILE_HEADS, Schedule
 
 #: Compute capabilities that the kernel compiles for.
 ARCHITECTURES = {
@@ -73,6 +74,29 @@ def check_push(push: object, heads: int, cap: int) -> None:
         raise ValueError(f"push's cap is {rows}; it may be the q mailbox's, which is {cap}")
 
 
+def check_schedule(schedule: object, mma: str | None = None) -> None:
+    """Raise unless ``schedule`` is this package's, and multiplies by ``mma`` where that is given.
+
+    Raises:
+        TypeError: It is something else, also another package's class of the same name.
+        ValueError: It multiplies by another instruction than the kernel does.
+    """
+    if not isinstance(schedule, Schedule):
+        kind = type(schedule)
+        raise TypeError(
+            f"schedule is a {kind.__module__}.{kind.__qualname__}; "
+            "it may be a sparse_mla_kernel.Schedule"
+        )
+    if mma is not None and schedule.mma != mma:
+        raise ValueError(f"schedule.mma is {schedule.mma!r}; it may be {mma!r} here")
+
+
+def check_arch(arch: object) -> None:
+    """Raise a ``ValueError`` unless the kernel compiles for ``arch``."""
+    if arch not in ARCHITECTURES.values():
+        raise ValueError(f"arch is {arch!r}; it may be {', '.join(ARCHITECTURES.values())}")
+
+
 def check_int(name: str, value: object) -> None:
     """Raise a ``TypeError`` unless ``value`` is an int (a bool is none)."""
     if isinstance(value, bool) or not isinstance(value, int):
@@ -86,11 +110,12 @@ def check_scale(name: str, value: object) -> float:
         TypeError: ``value`` is no number.
         ValueError: It is NaN, infinite, or beyond the float32 range.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is a {type(value).__name__}; it may be a float")
-    if not math.isfinite(value) or abs(value) > torch.finfo(torch.float32).max:
+    number = float(value)
+    if not math.isfinite(number) or abs(number) > torch.finfo(torch.float32).max:
         raise ValueError(f"{name} is {value}; it may be any finite float32")
-    return float(value)
+    return number
 
 
 def check_tensor(
@@ -168,13 +193,19 @@ def resolve_device(device: torch.device | str | int) -> torch.device:
     """A device with its index: ``"cuda"`` is the current one.
 
     Raises:
-        TypeError: ``device`` names no device.
+        TypeError: ``device`` is of another type.
+        ValueError: It names no device.
     """
     if not isinstance(device, (torch.device, str, int)) or isinstance(device, bool):
         raise TypeError(
             f"device is a {type(device).__name__}; it may be a torch.device, str or int"
         )
-    resolved = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    try:
+        resolved = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except RuntimeError:
+        raise ValueError(
+            f"device is {device!r}; it may be a CUDA device, such as 'cuda:0'"
+        ) from None
     if resolved.type == "cuda" and resolved.index is None and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return resolved

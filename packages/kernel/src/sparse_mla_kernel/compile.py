@@ -19,11 +19,12 @@ from cutlass.cute.runtime import make_fake_tensor
 from cutlass.runtime import make_fake_stream
 
 from sparse_mla_kernel.checks import (
-    ARCHITECTURES,
     architecture_of,
+    check_arch,
     check_cap,
     check_geometry,
     check_push,
+    check_schedule,
     resolve_device,
 )
 from sparse_mla_kernel.decode import SparseDcpDecode
@@ -123,6 +124,7 @@ def compile_sparse(
     check_cap(cap, batch)
     if push is not None:
         check_push(push, heads, cap)
+    check_schedule(schedule)
     where = resolve_device(device)
     architecture_of(where)
     return _compile_loaded(batch, heads, padded, width, cap, where, push, schedule)
@@ -179,8 +181,8 @@ def cross_compile(
     check_cap(cap, batch)
     if push is not None:
         check_push(push, heads, cap)
-    if arch not in ARCHITECTURES.values():
-        raise ValueError(f"arch is {arch!r}; it may be {', '.join(ARCHITECTURES.values())}")
+    check_arch(arch)
+    check_schedule(schedule)
     kernel = decode_kernel(batch, heads, padded, width, push, schedule)
     return _compile(*_entry(kernel, cap), arch)[1]
 
@@ -272,6 +274,7 @@ def cross_compile_step(
     Raises:
         ValueError: An argument is out of range.
     """
+    check_arch(arch)
     entries = _step_entries(batch, width, box, schedule)
     return {name: _compile(*entry, arch)[1] for name, entry in entries.items() if name != "step"}
 
@@ -309,6 +312,9 @@ def _step_entries(
     batch: int, width: int, box: MailboxLayout, schedule: Schedule
 ) -> dict[str, Entry]:
     """What is compiled of a step, and the types that each is called with."""
+    if not isinstance(box, MailboxLayout):
+        raise TypeError(f"box is a {type(box).__name__}; it may be a MailboxLayout")
+    check_schedule(schedule, "e4m3")
     push = (box.owner_heads, box.ranks, box.cap)
     decode = SparseDcpDecode(batch, box.heads, box.padded, width, push, schedule=schedule)
     step = DcpStep(decode, QueryExchange(batch, box), OwnerMerge(batch, box))

@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Float32, Int32, const_expr, cute
 from cutlass.memory import SmemAllocator
 
-from sparse_mla_kernel.checks import check_cap, check_geometry, check_push
+from sparse_mla_kernel.checks import check_cap, check_geometry, check_push, check_schedule
 from sparse_mla_kernel.gather import gather_chunk, split_keys
 from sparse_mla_kernel.layouts import PV_TILES, THREADS, shared_layout
 from sparse_mla_kernel.logits import scaled_logits
@@ -63,6 +63,7 @@ class SparseDcpDecode:
         schedule: Schedule = BASE,
     ) -> None:
         check_geometry(batch, heads, padded, width)
+        check_schedule(schedule, "e4m3")
         if push is not None:
             check_push(push, heads, push[2])
             check_cap(push[2], batch)

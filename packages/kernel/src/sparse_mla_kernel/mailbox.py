@@ -49,12 +49,28 @@ class MailboxLayout:
         owner_heads: Heads H that one rank owns.
         ranks: Ranks D.
         cap: Rows that the mailbox has room for.
+
+    Raises:
+        TypeError: A size is no int.
+        ValueError: A size is less than 1, or ``padded`` less than all ranks' heads.
     """
 
     padded: int
     owner_heads: int
     ranks: int
     cap: int
+
+    def __post_init__(self) -> None:
+        for name in ("padded", "owner_heads", "ranks", "cap"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it may be an int")
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it may be 1 or more")
+        if self.padded < self.heads:
+            raise ValueError(
+                f"padded is {self.padded}; it may be all ranks' {self.heads} heads or more"
+            )
 
     @property
     def heads(self) -> int:

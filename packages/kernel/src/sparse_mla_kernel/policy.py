@@ -12,7 +12,7 @@ from sparse_mla_kernel.schedule import TILE_HEADS
 #: the benchmark stands behind it yet (docs/benchmark.md says how its table is made).
 TABLE = "1-5:sparse"
 
-_ENTRY = re.compile(r"(\d+)(?:-(\d+))?:(sparse|split)")
+_ENTRY = re.compile(r"([0-9]+)(?:-([0-9]+))?:(sparse|split)")
 
 
 def parse_table(text: str) -> Mapping[int, str]:
@@ -26,8 +26,11 @@ def parse_table(text: str) -> Mapping[int, str]:
         The name for each batch size that the table names.
 
     Raises:
+        TypeError: ``text`` is no str.
         ValueError: An entry is malformed.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"table is a {type(text).__name__}; it may be a str such as '1-8:sparse'")
     table: dict[int, str] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         match = _ENTRY.fullmatch(entry)

@@ -1,4 +1,7 @@
-"""What decides the order of rounding, as data: the same fields as the reference's ``Schedule``."""
+"""What decides the order of rounding, as data.
+
+The reference has a ``Schedule`` of its own, which says more; the verify layer holds them together.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ class Schedule:
             ``ceil(n / split)`` keys. 0 for an E4M3 schedule, 8 for an FP16 one.
 
     Raises:
+        TypeError: A number is no int.
         ValueError: A field is none of the values above.
     """
 
@@ -55,6 +59,8 @@ class Schedule:
             ("deal", (8,) if f16 else (0,)),
         ):
             value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it may be an int")
             if value not in may:
                 values = ", ".join(map(str, may))
                 raise ValueError(f"{name} is {value}; with mma {self.mma!r} it may be {values}")

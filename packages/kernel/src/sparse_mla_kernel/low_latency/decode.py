@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint16, Uint32, const_expr, cute
 from cutlass.memory import SmemAllocator
 
-from sparse_mla_kernel.checks import check_geometry
+from sparse_mla_kernel.checks import check_geometry, check_schedule
 from sparse_mla_kernel.layouts import ROW_STRIDE_BYTES
 from sparse_mla_kernel.low_latency.gather import gather_chunk, keys_dealt, load_id
 from sparse_mla_kernel.low_latency.layouts import (
@@ -71,6 +71,7 @@ class LowLatencyDecode:
         schedule: Schedule = LOW_LATENCY,
     ) -> None:
         check_geometry(batch, heads, padded, width)
+        check_schedule(schedule, "f16")
         self.batch = batch
         self.heads = heads
         self.padded = padded
