@@ -79,8 +79,11 @@ def test_the_lse_sentinel_is_a_nan():
 
 
 def test_wrong_dtypes():
-    with pytest.raises(TypeError, match="row must be bfloat16 or uint16, got float16"):
+    with pytest.raises(TypeError, match="row must be bfloat16 or uint16 in .*, got float16"):
         mailbox.payload_bits(np.float16([0]))
+    swapped = np.dtype(np.uint16).newbyteorder()
+    with pytest.raises(TypeError, match="row must be bfloat16 or uint16 in native byte order"):
+        mailbox.payload_bits(np.array([0x8000], swapped))
     with pytest.raises(TypeError, match="lse2 must be float32, got float64"):
         mailbox.lse_words(np.float64([0]))
     with pytest.raises(TypeError, match="query"):

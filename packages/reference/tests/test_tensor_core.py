@@ -219,7 +219,7 @@ def test_inputs_are_not_changed():
 @pytest.mark.parametrize(
     ("a", "b", "c", "error", "message"),
     [
-        ("f", "u", "f", TypeError, "a must be float8_e4m3fn or uint8, got float32"),
+        ("f", "u", "f", TypeError, "a must be float8_e4m3fn or uint8 in .*, got float32"),
         ("u", "u", "d", TypeError, "c must be float32, got float64"),
     ],
 )
@@ -389,10 +389,30 @@ def test_bf16_overflows_to_infinity():
 
 
 def test_operands_must_suit_the_model():
-    with pytest.raises(TypeError, match="a must be float16, got uint8"):
+    with pytest.raises(TypeError, match="a must be float16 in native byte order, got uint8"):
         mma(
             np.zeros((1, 16), np.uint8),
             np.zeros((16, 1), np.float16),
             np.zeros((1, 1), np.float32),
             model=SM90_F16,
         )
+
+
+@pytest.mark.parametrize("swapped", ["a", "b", "c"])
+def test_another_byte_order_is_refused(swapped):
+    """Its bytes, viewed as encodings, would be other numbers."""
+    args = {
+        "a": np.ones((16, 16), np.float16),
+        "b": np.ones((16, 8), np.float16),
+        "c": np.zeros((16, 8), np.float32),
+    }
+    assert (mma(**args, model=SM90_F16) == 16).all()
+    args[swapped] = args[swapped].astype(args[swapped].dtype.newbyteorder())
+    with pytest.raises(TypeError, match=f"{swapped} must be float.*, got [<>]f"):
+        mma(**args, model=SM90_F16)
+
+
+def test_the_model_is_not_its_name():
+    one = np.full((1, 32), 0x38, np.uint8)
+    with pytest.raises(TypeError, match=r"model must be a Model .*SM90_E4M3.*got 'SM90_E4M3'"):
+        mma(one, one.T, np.zeros((1, 1), np.float32), model="SM90_E4M3")

@@ -55,5 +55,8 @@ def test_histogram_loses_nothing():
 def test_wrong_pairs_are_named():
     with pytest.raises(TypeError, match=r"a and b must share a dtype.*float32 and float64"):
         ulp.distance(np.float32([1]), np.float64([1]))
+    swapped = np.ones(1, np.dtype(np.float32).newbyteorder())
+    with pytest.raises(TypeError, match="in native byte order"):
+        ulp.same_bits(swapped, swapped)
     with pytest.raises(ValueError, match=r"a and b must share a shape, got \(1,\) and \(2,\)"):
         ulp.same_bits(np.float32([1]), np.float32([1, 2]))

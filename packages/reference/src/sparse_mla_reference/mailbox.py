@@ -54,8 +54,8 @@ def payload_bits(row: NDArray[Any]) -> NDArray[np.uint16]:
         TypeError: another dtype.
     """
     row = np.asarray(row)
-    if row.dtype.itemsize != 2 or row.dtype.name not in ("bfloat16", "uint16"):
-        raise TypeError(f"row must be bfloat16 or uint16, got {row.dtype}")
+    if row.dtype != ml_dtypes.bfloat16 and row.dtype != np.uint16:
+        raise TypeError(f"row must be bfloat16 or uint16 in native byte order, got {row.dtype}")
     bits = row.view(np.uint16)
     return np.where(bits == 0x8000, np.uint16(0), bits)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -107,7 +108,7 @@ def _check_states(
     if base not in ("2", "e"):
         raise ValueError(f"base must be '2' or 'e', got {base!r}")
     values, lses = np.asarray(values), np.asarray(lses)
-    if values.dtype.name == "bfloat16":
+    if values.dtype == ml_dtypes.bfloat16:
         values = values.astype(machine.real)  # exact
     for name, x in (("values", values), ("lses", lses)):
         if x.dtype != machine.real:

@@ -15,6 +15,7 @@ Ranks in order. A head whose ranks are all empty has the row 0 and the LSE -inf.
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -67,7 +68,7 @@ def _check(
     payload: NDArray[Any], lse2: NDArray[Any], machine: Machine
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     payload, lse2 = np.asarray(payload), np.asarray(lse2)
-    if payload.dtype.name == "bfloat16":
+    if payload.dtype == ml_dtypes.bfloat16:
         payload = payload.astype(machine.real)  # exact
     for name, array in (("payload", payload), ("lse2", lse2)):
         if array.dtype != machine.real:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -73,6 +74,12 @@ __all__ = [
 _TILE = 1 << 16
 # Integers below this are float32s.
 _EXACT = 2.0**24
+# What a format's encodings may come as, in the machine's byte order.
+_DTYPES = {
+    "e4m3": (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(np.uint8)),
+    "fp16": (np.dtype(np.float16),),
+    "bf16": (np.dtype(ml_dtypes.bfloat16),),
+}
 
 
 @np.errstate(all="ignore")
@@ -92,9 +99,14 @@ def mma(
         [..., M, N] float32, batch dimensions broadcast. Any NaN is 0x7FFFFFFF.
 
     Raises:
-        TypeError: an operand's dtype doesn't suit the model, or ``c`` is not float32.
+        TypeError: an operand's dtype or byte order doesn't suit the model, ``c`` is not float32,
+            or ``model`` is not a ``Model``.
         ValueError: shapes don't fit together, or K is not a multiple of the model's step.
     """
+    if not isinstance(model, Model):
+        raise TypeError(
+            f"model must be a Model (one of {', '.join(MODELS)} of tensor_core), got {model!r}"
+        )
     a = _encodings("a", a, model.operands)
     b = _encodings("b", b, model.operands)
     c = float32.as_float32("c", c)
@@ -259,10 +271,10 @@ def _aligned_chain(
 def _encodings(name: str, x: NDArray[Any], form: Format) -> NDArray[Any]:
     """``x`` viewed as encodings of ``form``."""
     x = np.asarray(x)
-    dtypes = {"e4m3": ("float8_e4m3fn", "uint8"), "fp16": ("float16",), "bf16": ("bfloat16",)}
-    allowed = dtypes[form.name]
-    if x.dtype.name not in allowed:
-        raise TypeError(f"{name} must be {' or '.join(allowed)}, got {x.dtype}")
+    allowed = _DTYPES[form.name]
+    if x.dtype not in allowed:
+        names = " or ".join(dtype.name for dtype in allowed)
+        raise TypeError(f"{name} must be {names} in native byte order, got {x.dtype}")
     return x.view(form.dtype)
 
 

@@ -82,9 +82,11 @@ def table(counts: Mapping[str, int]) -> str:
 
 def _paired(a: NDArray[Any], b: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     a, b = np.asarray(a), np.asarray(b)
-    if a.dtype != b.dtype or a.dtype.name not in _INTEGER:
+    native = a.dtype.isnative and b.dtype.isnative
+    if a.dtype != b.dtype or a.dtype.name not in _INTEGER or not native:
         raise TypeError(
-            f"a and b must share a dtype of {sorted(_INTEGER)}, got {a.dtype} and {b.dtype}"
+            f"a and b must share a dtype of {sorted(_INTEGER)} in native byte order, "
+            f"got {a.dtype} and {b.dtype}"
         )
     if a.shape != b.shape:
         raise ValueError(f"a and b must share a shape, got {a.shape} and {b.shape}")
