@@ -45,7 +45,6 @@ CASES = (
     "dominant/off-grid",
     "hugely-negative/around",
     "rising-max/every-chunk",
-    "activations/checkpoint",
 )
 # The counterfactuals that change what is rounded, rather than in which order or what is written.
 COSTS = (

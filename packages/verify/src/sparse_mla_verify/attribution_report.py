@@ -14,12 +14,13 @@ from sparse_mla_verify.attribute import COSTS, Attribution
 from sparse_mla_verify.counterfactuals import BY_NAME
 from sparse_mla_verify.marks import between_marks
 
+NOTHING = 1e-9  # float64's own roundings
 LEAST = 1e-7  # of the plot's colours: smaller changes are as good as none
 THEMES = {"light": ("black", "viridis"), "dark": ("white", "viridis")}
 
 
 def _number(x: float) -> str:
-    return "0" if x == 0 else f"{x:.3f}" if x >= 0.001 else f"{x:.0e}"
+    return "0" if x < NOTHING else f"{x:.3f}" if x >= 0.001 else f"{x:.0e}"
 
 
 def rows(found: Sequence[Attribution]) -> tuple[list[list[str]], list[list[str]]]:
