@@ -394,10 +394,36 @@ def arguments(**changes):
         ({"valid": np.zeros(1, np.uint32)}, TypeError, "valid must be int32, got uint32"),
         ({"scale_log2": "1"}, TypeError, "scale_log2 must be a real number, got str"),
         ({"out_scale": np.zeros(2)}, TypeError, "out_scale must be a real number, got ndarray"),
-        ({"machine": "SM90"}, TypeError, "machine must be a Machine, got str"),
-        ({"schedule": 4}, TypeError, "schedule must be a Schedule, got int"),
+        ({"machine": "SM90"}, TypeError, "machine must be a Machine of .*, got str"),
+        ({"schedule": 4}, TypeError, "schedule must be a Schedule of .*, got int"),
+        ({"schedule": Schedule(pv_keys=16)}, ValueError, "pv_keys must be a multiple of 32, .*16"),
     ],
 )
 def test_wrong_arguments_are_named(changes, error, message):
     with pytest.raises(error, match=message):
         decode(**arguments(**changes))
+
+
+def test_another_package_s_schedule_is_told_apart():
+    other = type("Schedule", (), {"__module__": "some_kernel.schedule"})()
+    with pytest.raises(TypeError, match=r"of sparse_mla_reference, .*some_kernel\.schedule\.Sched"):
+        decode(**arguments(schedule=other))
+
+
+def test_the_step_binds_only_what_has_one():
+    for plan in (
+        {"schedule": Schedule(pv_keys=16, mma="f16")},
+        {"schedule": Schedule(pv_keys=16), "machine": IDEAL},
+    ):
+        latent, _ = decode(**arguments(valid=np.ones(1, np.int32), **plan))
+        assert latent.shape == (1, 2, 512)
+
+
+@pytest.mark.parametrize("machine", [SM90, IDEAL])
+@pytest.mark.parametrize("shape", [(1, 0, 576), (0, 2, 576)])
+def test_no_heads_or_no_rows(shape, machine):
+    latent, lse = decode(
+        **arguments(query=np.zeros(shape, np.uint8), valid=np.full(1, 3, np.int32)), machine=machine
+    )
+    assert latent.shape == (*shape[:2], 512)
+    assert lse.shape == shape[:2]

@@ -79,7 +79,7 @@ def test_the_lse_sentinel_is_a_nan():
 
 
 def test_wrong_dtypes():
-    with pytest.raises(TypeError, match="row must be bfloat16 or uint16 in .*, got float16"):
+    with pytest.raises(TypeError, match=r"row must be bfloat16 or uint16 in .*, got float16"):
         mailbox.payload_bits(np.float16([0]))
     swapped = np.dtype(np.uint16).newbyteorder()
     with pytest.raises(TypeError, match="row must be bfloat16 or uint16 in native byte order"):

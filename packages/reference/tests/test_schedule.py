@@ -26,8 +26,15 @@ def test_chunks():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"split": 0}, "split must be a positive integer, got 0"),
-        ({"chunk": 2.5}, "chunk must be a positive integer, got 2.5"),
+        ({"split": 0}, "split must be an integer from 1 to 64, got 0"),
+        ({"chunk": 2.5}, "chunk must be an integer from 1 to 4096, got 2.5"),
+        ({"split": True}, "split must be an integer .*, got True"),
+        ({"deal": False}, "deal must be an integer from 0 to 1024, got False"),
+        ({"split": 65}, "split must be .*, got 65"),
+        ({"chunk": 8192}, "chunk must be .*, got 8192"),
+        ({"qk_chains": 37}, "qk_chains must be an integer from 1 to 36, got 37"),
+        ({"deal": 1025}, "deal must be .*, got 1025"),
+        ({"pv_keys": 96}, r"pv_keys must be at most chunk \(64\), got 96"),
         ({"warp_keys": 6}, "warp_keys must be a power of two, got 6"),
         ({"chunk": 60}, r"chunk must be a multiple of warp_keys \(8\), got 60"),
     ],

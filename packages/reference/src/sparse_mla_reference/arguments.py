@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference.e4m3 import as_bytes
-from sparse_mla_reference.machine import Machine
+from sparse_mla_reference.machine import Gpu, Machine
 from sparse_mla_reference.schedule import ROW, Schedule
 
 
@@ -43,7 +43,8 @@ def check(
 
     Raises:
         TypeError: a wrong dtype or type; the message names the argument.
-        ValueError: a wrong shape; the message names the argument.
+        ValueError: a wrong shape, or a schedule that the machine can't run; the message names the
+            argument or the field.
     """
     query, kv = as_bytes("query", query), as_bytes("kv", kv)
     _check_shape("query", query, ("B", "H", ROW))
@@ -55,11 +56,43 @@ def check(
     for name, x in (("rows", rows), ("valid", valid)):
         if len(x) < batch:
             raise ValueError(f"{name} must have at least {batch} rows (query's), got {len(x)}")
-    for name, value, kind in (("schedule", schedule, Schedule), ("machine", machine, Machine)):
-        if not isinstance(value, kind):
-            raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+    check_plan(schedule, machine)
     scales = [_scalar(n, x) for n, x in (("scale_log2", scale_log2), ("out_scale", out_scale))]
     return Arguments(query, kv, rows, valid, *scales)
+
+
+def check_plan(schedule: Schedule, machine: Machine) -> None:
+    """Check the kinds of ``schedule`` and ``machine``, and that they go together.
+
+    Raises:
+        TypeError: one is of another kind; the message names it.
+        ValueError: ``schedule.pv_keys`` is no multiple of the step of the GPU's instruction.
+    """
+    check_kind("schedule", schedule, Schedule, "such as BASE")
+    check_kind("machine", machine, Machine, "such as SM90")
+    if not isinstance(machine, Gpu):  # what rounds nothing has no step
+        return
+    step = machine.multiplying(schedule.mma).step
+    if schedule.pv_keys % step:
+        raise ValueError(
+            f"schedule's pv_keys must be a multiple of {step}, the step of {machine.name}'s "
+            f"instruction with mma={schedule.mma!r}, got {schedule.pv_keys}"
+        )
+
+
+def check_kind(name: str, value: object, kind: type, example: str) -> None:
+    """Check that an argument is a ``kind`` of this package.
+
+    Raises:
+        TypeError: it is not; the message names it, its type, and an ``example`` of the right one.
+    """
+    if not isinstance(value, kind):
+        given = type(value)
+        where = "" if given.__module__ == "builtins" else f"{given.__module__}."
+        raise TypeError(
+            f"{name} must be a {kind.__name__} of sparse_mla_reference, {example}, "
+            f"got {where}{given.__qualname__}"
+        )
 
 
 def _check_shape(name: str, x: NDArray[Any], shape: tuple[int | str, ...]) -> None:

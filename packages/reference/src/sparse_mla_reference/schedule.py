@@ -20,22 +20,34 @@ LATENT = 512
 ROPE = 64
 ROW = LATENT + ROPE
 
+# The least and the largest value of a schedule's integers.
+_LIMITS = {
+    "split": (1, 64),
+    "chunk": (1, 4096),
+    "qk_chains": (1, ROW // 16),
+    "warp_keys": (1, 4096),
+    "pv_keys": (1, 4096),
+    "deal": (0, 1024),
+}
+
 
 @dataclass(frozen=True)
 class Schedule:
     """How one row's keys are divided and in which order their results are added.
 
     Attributes:
-        split: CTAs of a cluster that share a row's keys.
-        chunk: keys that one CTA handles between two rises of the running max.
-        qk_chains: independent accumulators of the QK product, added in chain order.
+        split: CTAs of a cluster that share a row's keys; 1 to 64.
+        chunk: keys that one CTA handles between two rises of the running max; 1 to 4096.
+        qk_chains: independent accumulators of the QK product, added in chain order; 1 to 36, the
+            most steps of 576 columns.
         qk_order: which chain step k goes to: ``"strided"``, k mod qk_chains; ``"blocked"``, the
-            chains take equal runs of consecutive steps (qk_chains must divide the steps).
+            chains take runs of consecutive steps, as equal as can be.
         warp_keys: keys of one warp in the softmax; warps are added in order, the keys within a
             warp as a balanced tree (a lane's pair, then lanes xor 1, xor 2).
-        pv_keys: V rows past a chunk's count are zero up to a multiple of this.
+        pv_keys: V rows past a chunk's count are zero up to a multiple of this, at most ``chunk``;
+            on a GPU itself a multiple of the step of its instruction.
         deal: keys are dealt to the CTAs in turn, in runs of this many; 0: each CTA has one run of
-            ceil(n / split) keys.
+            ceil(n / split) keys. At most 1024.
         mma: what multiplies E4M3: ``"e4m3"``, the architecture's E4M3 ``mma``; ``"f16"``, its FP16
             ``mma`` after an exact conversion of the operands.
 
@@ -53,12 +65,11 @@ class Schedule:
     mma: Literal["e4m3", "f16"] = "e4m3"
 
     def __post_init__(self) -> None:
-        for name in ("split", "chunk", "qk_chains", "warp_keys", "pv_keys"):
+        for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
-        if not isinstance(self.deal, int) or self.deal < 0:
-            raise ValueError(f"deal must be 0 or a positive integer, got {self.deal!r}")
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or not least <= value <= most:
+                raise ValueError(f"{name} must be an integer from {least} to {most}, got {value!r}")
         if self.qk_order not in ("strided", "blocked"):
             raise ValueError(f"qk_order must be 'strided' or 'blocked', got {self.qk_order!r}")
         if self.mma not in ("e4m3", "f16"):
@@ -69,6 +80,8 @@ class Schedule:
             raise ValueError(
                 f"chunk must be a multiple of warp_keys ({self.warp_keys}), got {self.chunk}"
             )
+        if self.pv_keys > self.chunk:
+            raise ValueError(f"pv_keys must be at most chunk ({self.chunk}), got {self.pv_keys}")
 
     def order(self, count: int) -> NDArray[np.int64]:
         """List positions of ``count`` keys, the first CTA's first: [count] int64.

@@ -65,7 +65,8 @@ def ordered_sum(p: Real, schedule: Schedule, machine: Machine) -> Real:
     """
     padding = [(0, 0)] * (p.ndim - 1) + [(0, schedule.chunk - p.shape[-1])]
     padded = np.pad(p, padding)
-    tree = padded.reshape(*p.shape[:-1], -1, schedule.warp_keys)  # [..., warps, keys]
+    warps = schedule.chunk // schedule.warp_keys
+    tree = padded.reshape(*p.shape[:-1], warps, schedule.warp_keys)
     while tree.shape[-1] > 1:
         tree = machine.add(tree[..., 0::2], tree[..., 1::2])
     total = tree[..., 0, 0]
