@@ -75,3 +75,49 @@ def test_natural_is_one_float32_multiply():
 def test_dtype_is_checked():
     with pytest.raises(TypeError, match="lse must be float32, got float64"):
         convert(np.array([1.0]), lse.FLASH_MLA, lse.FLASHINFER)
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "target", "why"),
+    [
+        (-2.1e38, lse.SPARSE_MLA, lse.MAILBOX, "would be below this project's mailbox's -3e"),
+        (-2e30, lse.SPARSE_MLA, lse.FLASHINFER_SM120_SPARSE, "would be below .*-1e"),
+        (-2e30, lse.FLASHINFER, lse.FLASHINFER_SM120_SPARSE, "would be below .*-1e"),
+        (3e38, lse.SPARSE_MLA, lse.FLASHINFER, "leaves float32's range in base 2"),
+        (-3e38, lse.SPARSE_MLA, lse.FLASHINFER, "leaves float32's range in base 2"),
+        (3e38, lse.FLASH_ATTENTION_3, lse.TILELANG_SPARSE_MLA, "leaves float32's range in base 2"),
+        (-2e6, lse.SPARSE_MLA, lse.AITER_MERGE, "may mean no keys: AITER"),
+        (np.nan, lse.SPARSE_MLA, lse.AITER_MERGE, "may mean no keys: AITER"),
+    ],
+)
+def test_nothing_is_written_that_could_not_be_read(value, source, target, why):
+    values = np.float32([1.0, value])
+    with pytest.raises(ValueError, match=rf"lse\[1\] = .* {why}"):
+        convert(values, source, target)
+
+
+@pytest.mark.parametrize("target", CONVENTIONS, ids=name)
+def test_what_is_written_can_be_read(target):
+    """Over float32's whole range, one value at a time: written and legible, or refused."""
+    rng = np.random.default_rng(62)
+    values = rng.integers(0, 2**32, 2000, np.uint64).astype(np.uint32).view(np.float32)
+    written = 0
+    for value in values[np.isfinite(values)]:
+        try:
+            got = convert(value[None], lse.SPARSE_MLA, target)
+        except ValueError:
+            continue
+        assert np.isfinite(got).all()
+        assert not is_empty(got, target).any()
+        written += 1
+    assert written > 500
+
+
+def test_a_convention_is_not_its_name():
+    values = np.float32([1.0])
+    with pytest.raises(TypeError, match=r"source must be a Convention of .*, got str"):
+        convert(values, "FlashMLA", lse.FLASHINFER)
+    with pytest.raises(TypeError, match=r"target must be a Convention of .*, got str"):
+        convert(values, lse.FLASHINFER, "FlashMLA")
+    with pytest.raises(TypeError, match=r"convention must be a Convention of .*, got str"):
+        is_empty(values, "FlashMLA")

@@ -126,6 +126,8 @@ def test_wrong_states_are_named():
     values, lses = states(np.random.default_rng(48), 2)
     with pytest.raises(ValueError, match="base must be '2' or 'e', got '10'"):
         merge_states(values, lses, base="10")
+    with pytest.raises(TypeError, match=r"machine must be a Machine of .*, got str"):
+        merge_states(values, lses, base="2", machine="SM90")
     with pytest.raises(TypeError, match="lses must be float32, got float64"):
         merge_states(values, lses.astype(np.float64), base="2")
     with pytest.raises(ValueError, match=r"values must be \[S, ..., D\].*S of 1 or more"):

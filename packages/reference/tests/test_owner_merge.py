@@ -12,6 +12,15 @@ from sparse_mla_reference.ulp import same_bits
 F = np.float32
 
 
+def merged(payload, lse2, *, machine=SM90):
+    """``owner_merge`` of rows of a few columns; the other columns are zeros."""
+    columns = payload.shape[-1]
+    wide = np.zeros((*payload.shape[:-1], 512), payload.dtype)
+    wide[..., :columns] = payload
+    latent, lse = owner_merge(wide, lse2, machine=machine)
+    return latent[..., :columns], lse
+
+
 def scalar_merge(payload, lse2):
     """Steps O1 to O7 for one head, one number at a time."""
     live = [d for d in range(len(lse2)) if lse2[d] != EMPTY_LSE]
@@ -45,7 +54,7 @@ def drawn(seed, ranks, heads, columns=8):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_a_scalar_restatement(ranks):
     payload, lse2 = drawn(ranks, ranks, 40)
-    latent, lse = owner_merge(payload, lse2)
+    latent, lse = merged(payload, lse2)
     values = bf16.decode(payload)
     for head in range(40):
         row, one = scalar_merge(values[:, head], lse2[:, head])
@@ -56,7 +65,7 @@ def test_a_scalar_restatement(ranks):
 def test_one_rank_is_the_identity():
     """A weight of 1 changes nothing; log2f(1) is +0."""
     payload, lse2 = drawn(1, 1, 50)
-    latent, lse = owner_merge(payload, lse2)
+    latent, lse = merged(payload, lse2)
     live = lse2[0] != EMPTY_LSE
     assert same_bits(latent[live], payload[0][live]).all()
     assert same_bits(lse[live], mul(lse2[0][live], F(np.log(2.0)))).all()
@@ -66,14 +75,14 @@ def test_the_empty_ranks_payload_is_not_read():
     payload, lse2 = drawn(5, 4, 60)
     poisoned = payload.copy()
     poisoned[lse2 == EMPTY_LSE] = np.nan
-    expected, actual = owner_merge(payload, lse2), owner_merge(poisoned, lse2)
+    expected, actual = merged(payload, lse2), merged(poisoned, lse2)
     for want, got in zip(expected, actual, strict=True):
         assert same_bits(want, got).all()
 
 
 def test_all_empty():
     payload = np.full((3, 2, 4), np.nan, ml_dtypes.bfloat16)
-    latent, lse = owner_merge(payload, np.full((3, 2), EMPTY_LSE))
+    latent, lse = merged(payload, np.full((3, 2), EMPTY_LSE))
     assert not latent.view(np.uint16).any()
     assert np.all(lse == -np.inf)
 
@@ -82,7 +91,7 @@ def test_all_empty():
 def test_equal_ranks_at_any_level(level):
     """Equal LSEs of D ranks give the mean, and log2(D) more."""
     payload = np.repeat(bf16.encode(F([[[1.0, -2.5, 0.0, 2.0**-126]]])), 4, axis=0)
-    latent, lse = owner_merge(payload, np.full((4, 1), F(level)))
+    latent, lse = merged(payload, np.full((4, 1), F(level)))
     assert same_bits(latent[0], payload[0, 0]).all()
     assert lse[0] == mul(add(F(level), F(2)), F(np.log(2.0)))
 
@@ -92,24 +101,22 @@ def test_special_payloads():
     values = F([[[-smallest, -smallest, largest, -largest, 0.0]]])
     payload = bf16.encode(np.repeat(values, 2, axis=0))
     assert payload.view(np.uint16)[0, 0].tolist() == [0x8001, 0x8001, 0x7F7F, 0xFF7F, 0]
-    latent, _ = owner_merge(payload, F([[0.0], [0.0]]))
+    latent, _ = merged(payload, F([[0.0], [0.0]]))
     assert same_bits(latent[0], payload[0, 0]).all()
 
 
 def test_a_far_rank_weighs_nothing_but_an_infinity():
     """0 x inf is NaN: a payload that overflowed shows, whatever it weighs."""
     payload = bf16.encode(F([[[1.0, 1.0]], [[5.0, np.inf]]]))
-    latent, lse = owner_merge(payload, F([[0.0], [-200.0]]))
+    latent, lse = merged(payload, F([[0.0], [-200.0]]))
     assert latent.view(np.uint16)[0].tolist() == [0x3F80, 0x7FFF]
     assert lse[0] == 0
 
 
 def test_close_to_the_exact_answer():
     payload, lse2 = drawn(11, 8, 200, columns=16)
-    latent, lse = owner_merge(payload, lse2)
-    exact, exact_lse = owner_merge(
-        payload.astype(np.float64), lse2.astype(np.float64), machine=IDEAL
-    )
+    latent, lse = merged(payload, lse2)
+    exact, exact_lse = merged(payload.astype(np.float64), lse2.astype(np.float64), machine=IDEAL)
     live = np.any(lse2 != EMPTY_LSE, axis=0)
     assert np.array_equal(np.isneginf(lse), ~live)
     largest = np.abs(bf16.decode(payload)).max()
@@ -122,7 +129,7 @@ def test_close_to_the_exact_answer():
 def test_inputs_are_left_alone():
     payload, lse2 = drawn(3, 3, 4)
     before = payload.copy(), lse2.copy()
-    owner_merge(payload, lse2, machine=SM90)
+    merged(payload, lse2, machine=SM90)
     assert same_bits(before[0], payload).all()
     assert same_bits(before[1], lse2).all()
 
@@ -130,13 +137,30 @@ def test_inputs_are_left_alone():
 @pytest.mark.parametrize(
     ("payload", "lse2", "error", "says"),
     [
-        (np.zeros((2, 3, 4)), np.zeros((2, 3), F), TypeError, "payload must be float32"),
-        (np.zeros((2, 3, 4), F), np.zeros((2, 3)), TypeError, "lse2 must be float32"),
-        (np.zeros((2, 3, 4), F), np.zeros((2, 4), F), ValueError, r"got \[2, 3, 4\] and \[2, 4\]"),
-        (np.zeros((0, 3, 4), F), np.zeros((0, 3), F), ValueError, "D of 1 or more"),
+        (np.zeros((2, 3, 512)), np.zeros((2, 3), F), TypeError, "payload must be float32"),
+        (np.zeros((2, 3, 512), F), np.zeros((2, 3)), TypeError, "lse2 must be float32"),
+        (
+            np.zeros((2, 3, 512), F),
+            np.zeros((2, 4), F),
+            ValueError,
+            r"got \[2, 3, 512\] and \[2, 4\]",
+        ),
+        (np.zeros((0, 3, 512), F), np.zeros((0, 3), F), ValueError, "D of 1 or more"),
+        (np.zeros((2, 3, 4), F), np.zeros((2, 3), F), ValueError, r"512\].*got \[2, 3, 4\]"),
+        (
+            np.zeros((2, 1, 512), F),
+            F([[0.0], [-np.inf]]),
+            ValueError,
+            r"lse2\[1, 0\] = -inf.*convert",
+        ),
         (np.zeros(4, F), np.zeros((), F), ValueError, "payload must be"),
     ],
 )
 def test_wrong_arguments(payload, lse2, error, says):
     with pytest.raises(error, match=says):
         owner_merge(payload, lse2)
+
+
+def test_the_machine_is_not_its_name():
+    with pytest.raises(TypeError, match=r"machine must be a Machine of .*, got str"):
+        owner_merge(np.zeros((2, 3, 512), F), np.zeros((2, 3), F), machine="SM90")

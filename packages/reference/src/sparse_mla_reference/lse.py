@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sparse_mla_reference.arguments import check_kind
 from sparse_mla_reference.float32 import as_float32, canonical
 from sparse_mla_reference.machine import Machine, Real
 from sparse_mla_reference.softmax import P_SCALE_LOG2
@@ -85,7 +86,9 @@ CONVENTIONS = (
 def convert(lse: NDArray[Any], source: Convention, target: Convention) -> NDArray[np.float32]:
     """LSEs of one library as another writes them.
 
-    A change of base multiplies by ln 2 or log2 e in float64 and rounds once. NaN stays NaN.
+    A change of base multiplies by ln 2 or log2 e in float64 and rounds once. NaN stays NaN, where
+    the target has a fixed value for no keys. Nothing is written that ``is_empty`` would refuse to
+    read in ``target``.
 
     Args:
         lse: float32 array, any shape.
@@ -96,20 +99,29 @@ def convert(lse: NDArray[Any], source: Convention, target: Convention) -> NDArra
         float32 array, same shape.
 
     Raises:
-        TypeError: ``lse`` is not float32.
-        ValueError: an element's meaning is not certain in ``source``, or can't be said in
-            ``target``. The message gives the first such element and why.
+        TypeError: ``lse`` is not float32, or ``source`` or ``target`` is no ``Convention``.
+        ValueError: an element's meaning is not certain in ``source``, can't be said in ``target``,
+            or is finite and leaves float32's range in the other base. The message gives the first
+            such element and why.
     """
+    check_kind("source", source, Convention, "such as lse.FLASH_MLA")
+    check_kind("target", target, Convention, "such as lse.FLASH_MLA")
     values = as_float32("lse", lse)
     empty = is_empty(values, source)
     factor = {"2e": np.log(2.0), "e2": 1 / np.log(2.0)}.get(source.base + target.base, 1.0)
     scaled = np.asarray((values.astype(np.float64) * factor).astype(np.float32))
+    lost = ~empty & np.isfinite(values) & np.isinf(scaled)
+    _refuse(lost, values, f"leaves float32's range in base {target.base} ({target.name})")
     if target.empty is None:
         _refuse(empty, values, f"means no keys, which {target.name} has no value for")
+        unclear, why = _unclear(scaled, target)
+        _refuse(unclear, values, why)
         return canonical(scaled)
     marks = np.array(target.empty, np.float32)
     real = ~empty & np.isin(scaled, marks)
     _refuse(real, values, f"is a real LSE and would mean no keys to {target.name}")
+    below, why = _unclear(scaled, target)
+    _refuse(~empty & below, values, f"would be {why}")
     return canonical(np.where(empty, marks[0], scaled))
 
 
@@ -124,20 +136,25 @@ def is_empty(lse: NDArray[Any], convention: Convention) -> NDArray[np.bool_]:
         bool array, same shape.
 
     Raises:
-        TypeError: ``lse`` is not float32.
+        TypeError: ``lse`` is not float32, or ``convention`` is no ``Convention``.
         ValueError: an element may or may not mean "no keys": below a finite mark, or any that is
             not finite or under -1e6 where the mark's value isn't fixed.
     """
+    check_kind("convention", convention, Convention, "such as lse.FLASH_MLA")
     values = as_float32("lse", lse)
+    unclear, why = _unclear(values, convention)
+    _refuse(unclear, values, why if convention.empty is None else f"is {why}")
+    return np.isin(values, np.array(convention.empty or (), np.float32))
+
+
+def _unclear(values: NDArray[np.float32], convention: Convention) -> tuple[NDArray[np.bool_], str]:
+    """Which values may or may not mean "no keys" in the convention, and why."""
     if convention.empty is None:
         unclear = ~np.isfinite(values) | (values < _SUSPICIOUS)
-        _refuse(unclear, values, f"may mean no keys: {convention.name} has no fixed value for it")
-        return np.zeros(values.shape, np.bool_)
-    marks = np.array(convention.empty, np.float32)
-    if np.isfinite(marks[0]):
-        below = values < marks[0]
-        _refuse(below, values, f"is below {convention.name}'s {marks[0]:g}, which means no keys")
-    return np.isin(values, marks)
+        return unclear, f"may mean no keys: {convention.name} has no fixed value for it"
+    mark = np.float32(convention.empty[0])
+    below = np.isfinite(mark) & (values < mark)
+    return below, f"below {convention.name}'s {mark:g}, which means no keys"
 
 
 def _refuse(where: NDArray[np.bool_], values: NDArray[np.float32], why: str) -> None:

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from sparse_mla_reference.arguments import check_kind
 from sparse_mla_reference.lse import LN_2, Base, lse2
 from sparse_mla_reference.machine import SM90, Machine, Real
 from sparse_mla_reference.partial import Partial
@@ -72,7 +73,7 @@ def merge_states(
         lse: [...] ``machine.real``.
 
     Raises:
-        TypeError: ``values`` or ``lses`` has the wrong dtype.
+        TypeError: ``values`` or ``lses`` has the wrong dtype, or ``machine`` is no ``Machine``.
         ValueError: the shapes don't fit each other, there is no state, or ``base`` is unknown.
     """
     values, lses = _check_states(values, lses, base, machine)
@@ -105,6 +106,7 @@ def _exponential(x: Real, base: Base, machine: Machine) -> Real:
 def _check_states(
     values: NDArray[Any], lses: NDArray[Any], base: Base, machine: Machine
 ) -> tuple[Real, Real]:
+    check_kind("machine", machine, Machine, "such as SM90")
     if base not in ("2", "e"):
         raise ValueError(f"base must be '2' or 'e', got {base!r}")
     values, lses = np.asarray(values), np.asarray(lses)

@@ -19,9 +19,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from sparse_mla_reference.arguments import check_kind
 from sparse_mla_reference.lse import natural
 from sparse_mla_reference.machine import SM90, Machine
 from sparse_mla_reference.mailbox import EMPTY_LSE
+from sparse_mla_reference.schedule import LATENT
 
 
 def owner_merge(
@@ -40,8 +42,9 @@ def owner_merge(
         lse: [...] natural-log LSE, ``machine.real``.
 
     Raises:
-        TypeError: an argument has the wrong dtype.
-        ValueError: the shapes don't fit each other, or there is no rank.
+        TypeError: an argument has the wrong dtype, or ``machine`` is no ``Machine``.
+        ValueError: the shapes don't fit each other, there is no rank, or an LSE is -inf, which is
+            never sent.
     """
     payload, lse2 = _check(payload, lse2, machine)
     zero, none = machine.constant(0.0), machine.constant(-np.inf)
@@ -67,15 +70,23 @@ def owner_merge(
 def _check(
     payload: NDArray[Any], lse2: NDArray[Any], machine: Machine
 ) -> tuple[NDArray[Any], NDArray[Any]]:
+    check_kind("machine", machine, Machine, "such as SM90")
     payload, lse2 = np.asarray(payload), np.asarray(lse2)
     if payload.dtype == ml_dtypes.bfloat16:
         payload = payload.astype(machine.real)  # exact
     for name, array in (("payload", payload), ("lse2", lse2)):
         if array.dtype != machine.real:
             raise TypeError(f"{name} must be {np.dtype(machine.real)}, got {array.dtype}")
-    if payload.ndim < 2 or len(payload) < 1 or payload.shape[:-1] != lse2.shape:
+    fits = payload.ndim >= 2 and payload.shape == (*lse2.shape, LATENT)
+    if not fits or len(payload) < 1:
         raise ValueError(
             f"payload must be [D, ..., 512] and lse2 [D, ...] with D of 1 or more, "
             f"got {list(payload.shape)} and {list(lse2.shape)}"
+        )
+    lowest = np.argwhere(lse2 == -np.inf)
+    if lowest.size:
+        raise ValueError(
+            f"lse2{lowest[0].tolist()} = -inf is never sent: EMPTY_LSE ({EMPTY_LSE:g}) marks "
+            "an empty rank (lse.convert(..., target=lse.MAILBOX) writes it)"
         )
     return payload, lse2
