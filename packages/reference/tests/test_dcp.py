@@ -206,10 +206,60 @@ def test_wrong_arguments():
         dcp_step(query, kv[:1], ids, valid, **SCALES)
     with pytest.raises(ValueError, match=r"order must be a permutation of 0 to 1, got \[0, 0\]"):
         dcp_step(query, kv, ids, valid, **SCALES, order=[0, 0])
-    with pytest.raises(ValueError, match=r"query must be \[B, H, 576\] on every rank"):
+    with pytest.raises(ValueError, match=r"query must be \[B, H, 576\].*\[1, 2, 576\]\]"):
         dcp_step([query[0], query[1][:1]], kv, ids, valid, **SCALES)
-    with pytest.raises(ValueError, match="query must have one entry a rank"):
+    with pytest.raises(ValueError, match=r"query must have one entry a rank.*got 0"):
         dcp_step([], [], [], [], **SCALES)
+    with pytest.raises(ValueError, match=r"query must be .*got \[\[2, 2, 575\], \[2, 2, 575\]\]"):
+        dcp_step([q[..., :575] for q in query], kv, ids, valid, **SCALES)
+    with pytest.raises(TypeError, match=r"machine must be a Machine of .*, got str"):
+        dcp_step(query, kv, ids, valid, **SCALES, machine="x")
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "says"),
+    [
+        (-1, ValueError, "rank must be from 0 to 1, got -1"),
+        (2, ValueError, "rank must be from 0 to 1, got 2"),
+        (True, TypeError, "rank must be an integer from 0 to 1, got True"),
+    ],
+)
+def test_a_rank_is_one_of_its_group(rank, error, says):
+    boxes = [Mailbox.empty(8, 2, 2) for _ in range(2)]
+    with pytest.raises(error, match=says):
+        Rank(rank, boxes)
+    with pytest.raises(ValueError, match=r"mailboxes must be one a rank, .*got 1"):
+        Rank(0, boxes[:1])
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 576), (3, 8, 576), (2, 8, 575), (2, 8), (2, 9, 576)])
+def test_a_query_of_another_shape_is_not_sent(shape):
+    boxes = [Mailbox.empty(8, 2, 2) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"query must be \[B, 8, 576\] with B at most 2, got"):
+        Rank(0, boxes).exchange(np.zeros(shape, np.uint8))
+    assert all((box.query == QUERY_SENTINEL).all() for box in boxes)
+
+
+def test_a_decode_with_wrong_arguments_can_be_repeated():
+    query, kv, ids, valid = inputs(1, 1)
+    rank = Rank(0, [Mailbox.empty(2, 1, 2)])
+    rank.exchange(query[0])
+    for changes, says in (
+        ({"kv": kv[0][:, :512]}, "kv must be"),
+        ({"rows": ids[0][:1]}, "rows must have at least 2"),
+        ({"batch": 3}, "batch must be from 0 to 2, got 3"),
+        ({"batch": -1}, "batch must be from 0 to 2, got -1"),
+    ):
+        given_now = {"kv": kv[0], "rows": ids[0], "valid": valid[0], "batch": 2, **changes}
+        with pytest.raises(ValueError, match=says):
+            rank.decode(**given_now, **SCALES)
+    rank.decode(kv[0], ids[0], valid[0], batch=2, **SCALES)
+    with pytest.raises(ValueError, match="batch must be from 0 to 2, got 3"):
+        rank.merge(3)
+    latent, lse = rank.merge(2)
+    expected = dcp_step(query, kv, ids, valid, **SCALES)
+    assert same_bits(latent, expected.latent[0]).all()
+    assert same_bits(lse, expected.lse[0]).all()
 
 
 def test_inputs_are_left_alone():

@@ -6,6 +6,7 @@ real, so that a rank that runs too early (``NotArrived``) or too far ahead (``Ov
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +55,9 @@ class Rank:
         machine: the arithmetic; a GPU's.
 
     Raises:
-        ValueError: ``machine`` rounds nothing: words hold float32 and BF16.
+        TypeError: ``schedule`` or ``machine`` is of another kind.
+        ValueError: ``machine`` rounds nothing: words hold float32 and BF16; ``rank`` is not one of
+            the group's; or the mailboxes are not those of one group.
     """
 
     def __init__(
@@ -65,15 +68,23 @@ class Rank:
         schedule: Schedule = BASE,
         machine: Machine = SM90,
     ) -> None:
+        arguments.check_plan(schedule, machine)
         if machine.real is not np.float32:
             raise ValueError(f"machine must be a GPU's, got {machine.name}")
+        _check_integer("rank", rank, len(mailboxes) - 1)
+        shapes = {box.lse.shape for box in mailboxes}
+        if len(shapes) != 1 or mailboxes[rank].lse.shape[1] != len(mailboxes):
+            raise ValueError(
+                f"mailboxes must be one a rank, all of one size, got {len(mailboxes)} with lse of "
+                f"{sorted(shapes)}"
+            )
         self.rank = rank
         self.mailboxes = mailboxes
         self.own = mailboxes[rank]
         self.schedule = schedule
         self.machine = machine
         self.epoch = 0
-        _, self.ranks, _, self.owner_heads = self.own.lse.shape
+        _, self.ranks, self.cap, self.owner_heads = self.own.lse.shape
 
     @property
     def parity(self) -> int:
@@ -81,8 +92,21 @@ class Rank:
         return self.epoch % PARITIES
 
     def exchange(self, query: NDArray[Any]) -> None:
-        """Send this rank's heads, [B, H, 576] E4M3, to every rank."""
-        words = as_words(mailbox.query_bytes(query))
+        """Send this rank's heads, [B, H, 576] E4M3, to every rank.
+
+        Raises:
+            TypeError: ``query`` is not E4M3.
+            ValueError: it has another shape, or more rows than a mailbox.
+            Overrun: a peer has not read the last words in this place.
+        """
+        code = mailbox.query_bytes(query)
+        want = (self.owner_heads, ROW)
+        if code.ndim != 3 or code.shape[1:] != want or len(code) > self.cap:
+            raise ValueError(
+                f"query must be [B, {self.owner_heads}, {ROW}] with B at most {self.cap}, "
+                f"got {list(code.shape)}"
+            )
+        words = as_words(code)
         heads = slice(self.rank * self.owner_heads, (self.rank + 1) * self.owner_heads)
         for peer in self.mailboxes:
             send(peer.query[self.parity, : len(words), heads], words, QUERY_SENTINEL)
@@ -103,20 +127,25 @@ class Rank:
             kv: [N, 576] E4M3 cache rows of this rank.
             rows: [>= batch, width] int32 row ids.
             valid: [>= batch] int32 counts.
-            batch: rows.
+            batch: rows, at most the mailbox's.
             scale_log2: as ``decode``.
             out_scale: likewise.
 
         Raises:
+            TypeError: an argument has the wrong dtype or type; nothing is changed.
+            ValueError: an argument has the wrong shape or value; nothing is changed.
             NotArrived: a query word is missing; nothing is changed.
             Overrun: a slot of the last step but one was not read yet.
         """
         heads = self.ranks * self.owner_heads
-        words = receive(self.own.query[self.parity, :batch, :heads], QUERY_SENTINEL)
-        query = words.view(np.uint8).reshape(batch, heads, ROW)
+        _check_integer("batch", batch, self.cap)
+        # Before a word is taken, so that a call with better arguments still finds them all.
+        absent = np.broadcast_to(np.uint8(0), (batch, heads, ROW))
         args = arguments.check(
-            query, kv, rows, valid, scale_log2, out_scale, self.schedule, self.machine
+            absent, kv, rows, valid, scale_log2, out_scale, self.schedule, self.machine
         )
+        words = receive(self.own.query[self.parity, :batch, :heads], QUERY_SENTINEL)
+        args = replace(args, query=words.view(np.uint8).reshape(batch, heads, ROW))
         for b in range(batch):
             merged = decode_row(args, b, self.schedule, self.machine)
             self._push(b, self.machine.round_out(merged.row), merged.lse2)
@@ -140,8 +169,11 @@ class Rank:
             latent [batch, H, 512] BF16 and lse [batch, H] float32, natural log.
 
         Raises:
+            TypeError: ``batch`` is no integer.
+            ValueError: ``batch`` is more than the mailbox's rows, or negative.
             NotArrived: a word is missing; nothing is changed.
         """
+        _check_integer("batch", batch, self.cap)
         lse = self.own.lse[self.parity, :, :batch]
         payload = self.own.payload[self.parity, :, :batch]
         if np.any(lse == LSE_SENTINEL):
@@ -192,13 +224,19 @@ def dcp_step(
     ranks = len(query)
     for name, given in (("query", query), ("kv", kv), ("rows", rows), ("valid", valid)):
         if len(given) != ranks or ranks == 0:
-            raise ValueError(f"{name} must have one entry a rank, {ranks} (query's), of 1 or more")
+            raise ValueError(
+                f"{name} must have one entry a rank, {ranks} (query's), of 1 or more, "
+                f"got {len(given)}"
+            )
     turns = list(range(ranks)) if order is None else list(order)
     if sorted(turns) != list(range(ranks)):
         raise ValueError(f"order must be a permutation of 0 to {ranks - 1}, got {turns}")
     shapes = {np.shape(q) for q in query}
-    if len(shapes) != 1 or len(next(iter(shapes))) != 3:
-        raise ValueError(f"query must be [B, H, 576] on every rank, got {sorted(shapes)}")
+    if len(shapes) != 1 or any(len(shape) != 3 or shape[2] != ROW for shape in shapes):
+        raise ValueError(
+            f"query must be [B, H, {ROW}], the same on every rank, "
+            f"got {[list(np.shape(q)) for q in query]}"
+        )
     batch, owner_heads, _ = np.shape(query[0])
     mailboxes = [Mailbox.empty(owner_heads, ranks, max(batch, 1)) for _ in range(ranks)]
     group = [Rank(r, mailboxes, schedule=schedule, machine=machine) for r in range(ranks)]
@@ -210,3 +248,10 @@ def dcp_step(
     results = {r: group[r].merge(batch) for r in turns}
     latent, lse = (np.stack([results[r][k] for r in range(ranks)]) for k in range(2))
     return DcpOutput(latent, lse, np.stack([m.dropped for m in mailboxes]))
+
+
+def _check_integer(name: str, value: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an integer from 0 to {most}, got {value!r}")
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} must be from 0 to {most}, got {value}")
