@@ -86,15 +86,9 @@ def verify(session: nox.Session) -> None:
 def audit(session: nox.Session) -> None:
     """Audit every claim: on the GPU if there is one, else on the recordings; write a report.
 
-    Of each schedule that ships, unless arguments after `--` say otherwise.
+    Arguments after `--` go to the audit, such as `--schedule low-latency`.
     """
-    python = stack(session)
-    for each in (
-        [session.posargs]
-        if session.posargs
-        else [[], ["--schedule", "low-latency", "--report", "audit-report/low-latency"]]
-    ):
-        session.run(python, "-m", "sparse_mla_verify", *each, external=True)
+    session.run(stack(session), "-m", "sparse_mla_verify", *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none", default=False)

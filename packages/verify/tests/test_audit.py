@@ -196,3 +196,17 @@ def test_the_report_shows_attributions_and_trials(tmp_path, monkeypatch, capsys)
     page = (report / "report.html").read_text()
     assert page.count("data:image/svg+xml;base64,") == 4
     assert plain["attribution"][0]["worst"]["query"] in page
+
+
+def test_a_claim_that_awaits_its_family_is_left_out_of_a_recording_alone():
+    from types import SimpleNamespace
+
+    from sparse_mla_verify.evidence import LIVE, RECORDED
+
+    def evidence(source, *families):
+        held = tuple(SimpleNamespace(case=SimpleNamespace(family=f)) for f in families)
+        return SimpleNamespace(source=source, cases=held)
+
+    assert audit.awaiting(evidence(RECORDED, "normal")) == ["p-saturates"]
+    assert audit.awaiting(evidence(RECORDED, "normal", "huge-logits")) == []
+    assert audit.awaiting(evidence(LIVE, "normal")) == []
