@@ -40,6 +40,7 @@ def test_our_conventions_are_found():
     assert answers(load(ADAPTERS + "reference")) == OURS
 
 
+@pytest.mark.slow
 def test_the_other_schedules_split_is_found():
     found = answers(load(ADAPTERS + "reference_low_latency"), (*PRECISION, i.division))
     assert found["split of 1024 keys"] == "4 parts, dealt in runs of 8, chunks of 64"
@@ -57,6 +58,7 @@ def test_plain_pytorch_is_found():
     assert found["id -1"] == "is masked"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "questions", "want"),
     [
