@@ -34,7 +34,6 @@ def test_chunks():
         ({"chunk": 8192}, "chunk must be .*, got 8192"),
         ({"qk_chains": 37}, "qk_chains must be an integer from 1 to 36, got 37"),
         ({"deal": 1025}, "deal must be .*, got 1025"),
-        ({"pv_keys": 96}, r"pv_keys must be at most chunk \(64\), got 96"),
         ({"warp_keys": 6}, "warp_keys must be a power of two, got 6"),
         ({"chunk": 60}, r"chunk must be a multiple of warp_keys \(8\), got 60"),
     ],

@@ -44,7 +44,7 @@ class Schedule:
             chains take runs of consecutive steps, as equal as can be.
         warp_keys: keys of one warp in the softmax; warps are added in order, the keys within a
             warp as a balanced tree (a lane's pair, then lanes xor 1, xor 2).
-        pv_keys: V rows past a chunk's count are zero up to a multiple of this, at most ``chunk``;
+        pv_keys: V rows past a chunk's count are zero up to a multiple of this;
             on a GPU itself a multiple of the step of its instruction.
         deal: keys are dealt to the CTAs in turn, in runs of this many; 0: each CTA has one run of
             ceil(n / split) keys. At most 1024.
@@ -80,8 +80,6 @@ class Schedule:
             raise ValueError(
                 f"chunk must be a multiple of warp_keys ({self.warp_keys}), got {self.chunk}"
             )
-        if self.pv_keys > self.chunk:
-            raise ValueError(f"pv_keys must be at most chunk ({self.chunk}), got {self.pv_keys}")
 
     def order(self, count: int) -> NDArray[np.int64]:
         """List positions of ``count`` keys, the first CTA's first: [count] int64.
