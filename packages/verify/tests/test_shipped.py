@@ -14,6 +14,8 @@ from sparse_mla_verify.recordings import KERNEL, load, shipped
 from sparse_mla_verify.report import figures_markdown
 from sparse_mla_verify.schedules import REFERENCE
 
+RECORDED_FAMILIES = [name for name, family in FAMILIES.items() if not family.pending]
+
 
 @pytest.fixture(scope="module", params=REFERENCE)
 def schedule(request):
@@ -37,7 +39,7 @@ def test_it_is_a_gpu_run_of_everything(recording, cases):
     assert recording.host.gpu_count >= 1
     paired, stale = split_stale(list(cases.values()), recording)
     assert stale == ()
-    assert {case.family for case, _ in paired} == FAMILIES.keys()
+    assert {case.family for case, _ in paired} == set(RECORDED_FAMILIES)
     assert sum(case.tiles for case, _ in paired) >= 2000
     assert {check.name for check in recording.checks} == CHECKS.keys()
     assert {case.signature.key for case, _ in paired} == recording.cubins.keys()
@@ -67,7 +69,7 @@ def test_todays_source_compiles_to_the_recorded_cubins(recording):
     assert found == recording.cubins
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RECORDED_FAMILIES)
 def test_the_reference_reproduces_a_case_of_each_family(recording, cases, family):
     """The cheapest case of each; the audit does them all."""
     case = min((c for c in cases.values() if c.family == family), key=lambda c: c.counts.sum())
