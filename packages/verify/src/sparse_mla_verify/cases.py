@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from sparse_mla_verify import real_inputs
 from sparse_mla_verify.schedules import BASE, REFERENCE
 
 SEED = 2026
@@ -486,6 +487,31 @@ def rising_max() -> Iterator[Case]:
             keys.append(_rope_keys(_unit_normal(rng, (2048, LATENT)), values, e4m3_values(noise)))
         about = "3 rows of 2048 keys: 512 a CTA, 8 chunks"
         yield _case(name, about, _rope_query(3, 16, [1.0, 1.0]), keys, width=2048, scale_log2=1.0)
+
+
+# Real activations
+
+
+@pending_family
+def real_activations() -> Iterator[Case]:
+    """Hidden states of a real text, projected as MLA projects, with their outlier channels.
+
+    The bytes are stored (docs/real-inputs.md); a seed moves their places in the cache alone.
+    """
+    inputs = real_inputs.load()
+    scales: dict[str, Any] = {"scale_log2": inputs.scale_log2, "out_scale": inputs.out_scale}
+
+    def attended(counts: Sequence[int]) -> list[Bytes]:
+        """The best keys of each token, in the order of the text."""
+        chosen = zip(inputs.keys, counts, strict=False)
+        return [inputs.kv[np.sort(best[:count])] for best, count in chosen]
+
+    about = "5 tokens, their best 192 to 256 keys, 32 heads"
+    keys = attended([256, 255, 240, 224, 192])
+    yield _case("checkpoint", about, inputs.query[:, :32], keys, width=256, **scales)
+    about = "4 tokens, their best 33 to 64 keys, 48 heads of 128"
+    keys = attended([64, 63, 40, 33])
+    yield _case("few-keys", about, inputs.query[:4, :48], keys, width=64, padded=128, **scales)
 
 
 # Counts, ids, NaN, heads
