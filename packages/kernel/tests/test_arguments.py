@@ -1,9 +1,16 @@
-"""Every wrong argument of a launch is an error that names it, and nothing is launched."""
+"""Every wrong argument of a launch is an error that names it, and nothing is launched.
 
+``run_sparse`` leaves to the compiled launcher what that checks anyway. So the launcher is tested
+too, with tensors that say that they are on a GPU: a machine without one launches nothing.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import torch
+import tvm_ffi
 
 from sparse_mla_kernel import BASE, Artifact, CompiledSparse, run_sparse, sparse_decode
 from sparse_mla_kernel.checks import architecture_of, resolve_device
@@ -45,6 +52,12 @@ def zeros(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     return torch.zeros(*shape, dtype=dtype)
 
 
+def _is_taken(name: str, tensor: torch.Tensor) -> bool:
+    """Whether the launcher itself would take this for the argument."""
+    short = name in ("rows", "valid") and len(tensor) < BATCH
+    return short or tensor.dtype in (torch.int8, torch.uint32)
+
+
 WRONG = [
     ("query", None, TypeError, "query is a NoneType; it may be a torch.Tensor"),
     ("query", zeros(CAP, PADDED, 576, dtype=torch.int8), TypeError, "query is torch.int8"),
@@ -57,6 +70,11 @@ WRONG = [
     ("kv", zeros(N, 576, dtype=torch.bfloat16), TypeError, "kv is torch.bfloat16"),
     ("kv", torch.empty(N, 576, dtype=torch.uint8, device="meta"), ValueError, "kv is on meta"),
     ("rows", zeros(BATCH, WIDTH, dtype=torch.int64), TypeError, "rows is torch.int64"),
+    ("rows", zeros(BATCH, WIDTH, dtype=torch.uint32), TypeError, "rows is torch.uint32"),
+    ("valid", zeros(BATCH, dtype=torch.uint32), TypeError, "valid is torch.uint32"),
+    ("valid", 3, TypeError, "valid is a int; it may be a torch.Tensor"),
+    ("valid", zeros(BATCH, 1, dtype=torch.int32), ValueError, r"valid has shape \[2, 1\]"),
+    ("valid", zeros(2 * BATCH, dtype=torch.int32)[::2], ValueError, "valid has strides"),
     ("rows", zeros(BATCH, WIDTH + 1, dtype=torch.int32), ValueError, r"it may be \[>=2, 8\]"),
     ("rows", zeros(BATCH - 1, WIDTH, dtype=torch.int32), ValueError, r"it may be \[>=2, 8\]"),
     ("valid", zeros(BATCH - 1, dtype=torch.int32), ValueError, r"it may be \[>=2\]"),
@@ -67,18 +85,183 @@ WRONG = [
         "latent is torch.float16",
     ),
     ("latent", zeros(BATCH, HEADS, 512, dtype=torch.bfloat16), ValueError, "latent has shape"),
+    ("latent", None, TypeError, "latent is a NoneType; it may be a torch.Tensor"),
     ("lse", zeros(BATCH, PADDED, dtype=torch.float64), TypeError, "lse is torch.float64"),
     ("lse", zeros(PADDED, BATCH, dtype=torch.float32).mT, ValueError, "lse has strides"),
     ("scale_log2", float("nan"), ValueError, "scale_log2 is nan; it may be any finite float32"),
     ("scale_log2", 1e39, ValueError, "scale_log2 is 1e[+]39"),
+    ("scale_log2", True, TypeError, "scale_log2 is a bool; it may be a float"),
     ("out_scale", "1", TypeError, "out_scale is a str; it may be a float"),
 ]
 
 
 @pytest.mark.parametrize(("name", "value", "error", "says"), WRONG)
-def test_wrong_argument(name: str, value: object, error: type[Exception], says: str) -> None:
+def test_wrong_argument(
+    name: str,
+    value: object,
+    error: type[Exception],
+    says: str,
+    launch: Callable[..., None],
+) -> None:
+    with pytest.raises(error, match=says):
+        run_sparse(replace(KERNEL, launch=launch), **{**arguments(), name: value})
+
+
+TAKEN = [
+    *(case for case in WRONG if case[0] in ("scale_log2", "out_scale")),
+    *(case for case in WRONG if isinstance(case[1], torch.Tensor) and _is_taken(*case[:2])),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error", "says"), TAKEN)
+def test_what_the_launcher_would_take(
+    name: str, value: object, error: type[Exception], says: str
+) -> None:
+    """These it would launch with; they don't reach it."""
     with pytest.raises(error, match=says):
         run_sparse(KERNEL, **{**arguments(), name: value})
+
+
+def test_right_arguments_are_launched_once() -> None:
+    launched: list[tuple] = []
+    kernel = replace(KERNEL, launch=lambda *given: launched.append(given))
+    named = arguments()
+    run_sparse(kernel, **named)
+    [given] = launched
+    assert [tuple(t.shape) for t in given[:6]] == [tuple(t.shape) for t in list(named.values())[:6]]
+    assert [t.data_ptr() for t in given[:6]] == [t.data_ptr() for t in list(named.values())[:6]]
+    assert (given[0].dtype, given[1].dtype) == (torch.uint8, torch.uint8)
+    assert given[6:] == (0.1, 1.0)
+
+
+@pytest.mark.parametrize("scale", [1, torch.tensor(0.5).numpy()[()], -3.4028234663852886e38])
+def test_scales_of_other_types(scale: object) -> None:
+    launched: list[tuple] = []
+    kernel = replace(KERNEL, launch=lambda *given: launched.append(given))
+    run_sparse(kernel, **{**arguments(), "out_scale": scale})
+    assert launched[0][7] == float(scale)
+    assert type(launched[0][7]) is float
+
+
+def test_an_error_of_the_launch_itself_is_not_swallowed() -> None:
+    tries: list[int] = []
+
+    def fails(*_: object) -> None:
+        tries.append(1)
+        raise RuntimeError("CUDA")
+
+    with pytest.raises(RuntimeError, match="CUDA"):
+        run_sparse(replace(KERNEL, launch=fails), **arguments())
+    assert len(tries) == 1
+
+
+# ---- what the launcher checks -------------------------------------------------------------------
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+class OnGpu:
+    """A tensor's type, exchanged by DLPack as one on a GPU; its address is not used."""
+
+    codes = {torch.uint8: 1, torch.int32: 0, torch.int64: 0, torch.bfloat16: 4}  # noqa: RUF012
+    cuda = 2
+
+    def __init__(self, tensor: torch.Tensor, device: int = 0, address: int = 1 << 20) -> None:
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        self._sizes = (ctypes.c_int64 * (2 * len(shape)))(*shape, *strides)
+        start = ctypes.addressof(self._sizes)
+        code, bits = self.codes.get(tensor.dtype, 2), 8 * tensor.element_size()
+        after = start + 8 * len(shape)
+        self._tensor = _DLTensor(
+            address, self.cuda, device, len(shape), code, bits, 1, start, after, 0, None, None
+        )
+        self.device = device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (self.cuda, self.device)
+
+    def __dlpack__(self, **_: object) -> object:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(ctypes.addressof(self._tensor), b"dltensor", None)
+
+
+@pytest.fixture
+def on_gpu() -> Iterator[Callable[..., object]]:
+    alive = []
+
+    def convert(value: object, **where: int) -> object:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.dtype is torch.float8_e4m3fn:
+            value = value.view(torch.uint8)
+        alive.append(OnGpu(value, **where))
+        return tvm_ffi.from_dlpack(alive[-1])
+
+    yield convert
+    alive.clear()
+
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="would launch over no memory at all")
+
+
+@no_gpu
+def test_the_launcher_takes_right_arguments(
+    launch: Callable[..., None], on_gpu: Callable[..., object]
+) -> None:
+    with pytest.raises(RuntimeError, match=r"(?i)cuda"):  # past its checks, it finds no GPU
+        launch(*map(on_gpu, arguments().values()))
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    ("name", "value", "where"),
+    [
+        *(
+            (name, value, {})
+            for name, value, _, says in WRONG
+            if isinstance(value, torch.Tensor)
+            and value.device.type == "cpu"
+            and says != "starts at"
+            and not _is_taken(name, value)
+        ),
+        *((name, None, {"address": (1 << 20) + 8}) for name in ("query", "kv", "latent")),
+        *((name, None, {"address": (1 << 20) + 2}) for name in ("rows", "valid", "lse")),
+        *((name, None, {"device": 1}) for name in ("kv", "rows", "valid", "latent", "lse")),
+    ],
+)
+def test_the_launcher_refuses(
+    name: str,
+    value: torch.Tensor | None,
+    where: dict[str, int],
+    launch: Callable[..., None],
+    on_gpu: Callable[..., object],
+) -> None:
+    named = arguments()
+    wrong = on_gpu(named[name] if value is None else value, **where)
+    given = {key: on_gpu(right) for key, right in named.items()} | {name: wrong}
+    argument = rf"(?s)(Mismatched|Misaligned) .*argument #{list(named).index(name)}"
+    with pytest.raises((TypeError, ValueError), match=argument):
+        launch(*given.values())
+
+
+# ---- other entry points -------------------------------------------------------------------------
 
 
 def test_wrong_kernel() -> None:

@@ -1,5 +1,10 @@
 """Sparse MLA decode under decode context parallelism: one predictable cluster kernel."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from sparse_mla_kernel.api import decode_op, run_sparse, sparse_decode
 from sparse_mla_kernel.compile import (
     Artifact,
@@ -10,21 +15,23 @@ from sparse_mla_kernel.compile import (
     cross_compile,
     cross_compile_step,
 )
-from sparse_mla_kernel.dcp import (
-    compile_dcp,
-    dcp_decode,
-    exchange_query,
-    merge_partials,
-    push_decode,
-    run_dcp,
-)
-from sparse_mla_kernel.dcp_mailbox import DcpMailbox, PeerTimeoutError
-from sparse_mla_kernel.decode import SparseDcpDecode
-from sparse_mla_kernel.mailbox import MailboxLayout
 from sparse_mla_kernel.policy import parse_table, sparse_for
-from sparse_mla_kernel.primitives import store_fp8_pair_shared, transpose4
 from sparse_mla_kernel.schedule import BASE, LOW_LATENCY, Schedule
-from sparse_mla_kernel.waits import Stage
+
+if TYPE_CHECKING:
+    from sparse_mla_kernel.dcp import (
+        compile_dcp,
+        dcp_decode,
+        exchange_query,
+        merge_partials,
+        push_decode,
+        run_dcp,
+    )
+    from sparse_mla_kernel.dcp_mailbox import DcpMailbox, PeerTimeoutError
+    from sparse_mla_kernel.decode import SparseDcpDecode
+    from sparse_mla_kernel.mailbox import MailboxLayout
+    from sparse_mla_kernel.primitives import store_fp8_pair_shared, transpose4
+    from sparse_mla_kernel.waits import Stage
 
 __version__ = "0.1.0"
 
@@ -58,3 +65,28 @@ __all__ = [
     "store_fp8_pair_shared",
     "transpose4",
 ]
+
+#: Where the names are that need the DSL, whose import takes seconds: imported when they are used.
+_NEEDS_DSL = {
+    "DcpMailbox": "dcp_mailbox",
+    "MailboxLayout": "mailbox",
+    "PeerTimeoutError": "dcp_mailbox",
+    "SparseDcpDecode": "decode",
+    "Stage": "waits",
+    "compile_dcp": "dcp",
+    "dcp_decode": "dcp",
+    "exchange_query": "dcp",
+    "merge_partials": "dcp",
+    "push_decode": "dcp",
+    "run_dcp": "dcp",
+    "store_fp8_pair_shared": "primitives",
+    "transpose4": "primitives",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _NEEDS_DSL:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_NEEDS_DSL[name]}"), name)
+    globals()[name] = value
+    return value

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from sparse_mla_kernel.checks import BYTES, check_scale, check_tensor
+from sparse_mla_kernel.checks import (
+    BYTES,
+    MAX_CACHE_ROWS,
+    as_bytes,
+    as_scale,
+    check_cache_rows,
+    check_scale,
+    check_tensor,
+)
 from sparse_mla_kernel.compile import CompiledSparse, compile_sparse
-from sparse_mla_kernel.dcp_mailbox import DcpMailbox
-from sparse_mla_kernel.mailbox import MailboxLayout
 from sparse_mla_kernel.schedule import BASE, LATENT_COLUMNS, ROW_COLUMNS, Schedule
+
+if TYPE_CHECKING:
+    from sparse_mla_kernel.dcp_mailbox import DcpMailbox
 
 
 def run_sparse(
@@ -48,6 +59,46 @@ def run_sparse(
             for the kernel's mode.
         PeerTimeoutError: An earlier step lost a rank.
     """
+    failed: Exception | None = None
+    if push is None and type(kernel) is CompiledSparse and kernel.push is None:
+        # The launcher itself checks ranks, sizes, strides, alignment, dtypes (but not the sign of
+        # integers) and that all are on one device. Here is the rest; what either finds is named
+        # below.
+        try:
+            query_bytes, kv_bytes = as_bytes(query), as_bytes(kv)
+            scales = as_scale(scale_log2), as_scale(out_scale)
+            if (
+                query_bytes.device == kernel.device
+                and rows.dtype is valid.dtype is torch.int32
+                and rows.shape[0] >= kernel.batch
+                and valid.shape[0] >= kernel.batch
+                and kv_bytes.shape[0] <= MAX_CACHE_ROWS
+            ):
+                kernel.launch(query_bytes, kv_bytes, rows, valid, latent, lse, *scales)
+                return
+        except Exception as error:
+            failed = error
+    _check_launch(kernel, query, kv, rows, valid, latent, lse, push)
+    scales = check_scale("scale_log2", scale_log2), check_scale("out_scale", out_scale)
+    if failed is not None:  # not an argument's fault
+        raise failed
+    if push is None:
+        kernel.launch(as_bytes(query), as_bytes(kv), rows, valid, latent, lse, *scales)
+    else:
+        kernel.launch(as_bytes(kv), rows, valid, *scales, push.arguments)
+
+
+def _check_launch(
+    kernel: CompiledSparse,
+    query: torch.Tensor | None,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    valid: torch.Tensor,
+    latent: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    push: DcpMailbox | None,
+) -> None:
+    """Raise what :func:`run_sparse` says of its arguments, but for the scales."""
     if not isinstance(kernel, CompiledSparse):
         raise TypeError(
             f"kernel is a {type(kernel).__name__}; it may be what compile_sparse returned"
@@ -68,16 +119,7 @@ def run_sparse(
         ]
     for name, tensor, dtypes, shape, align in bound:
         check_tensor(name, tensor, dtypes=dtypes, shape=shape, device=k.device, align_bytes=align)
-    if kv.shape[0] >= 2**31:
-        raise ValueError(f"kv has {kv.shape[0]} rows; it may have up to 2^31 - 1 (ids are int32)")
-    keys = (kv.view(torch.uint8), rows, valid)
-    scales = (check_scale("scale_log2", scale_log2), check_scale("out_scale", out_scale))
-    with torch.cuda.device(k.device):
-        if push is None:
-            assert query is not None  # as check_tensor saw
-            k.launch(query.view(torch.uint8), *keys, latent, lse, *scales)
-        else:
-            k.launch(*keys, *scales, push.arguments)
+    check_cache_rows(kv)
 
 
 def _check_mode(
@@ -90,6 +132,9 @@ def _check_mode(
         if push is not None:
             raise ValueError("push may be None: the kernel was compiled without it")
         return
+    from sparse_mla_kernel.dcp_mailbox import DcpMailbox
+    from sparse_mla_kernel.mailbox import MailboxLayout
+
     if not isinstance(push, DcpMailbox):
         raise TypeError(f"push is a {type(push).__name__}; it may be this rank's DcpMailbox")
     box = MailboxLayout(kernel.padded, *kernel.push)

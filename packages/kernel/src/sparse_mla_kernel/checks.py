@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 
 import torch
@@ -19,6 +18,9 @@ ARCHITECTURES = {
 #: The owner merge keeps three words of every rank in registers.
 MAX_RANKS = 32
 BYTES = (torch.uint8, torch.float8_e4m3fn)
+#: Row ids are int32.
+MAX_CACHE_ROWS = 2**31 - 1
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def check_geometry(batch: int, heads: int, padded: int, width: int) -> None:
@@ -113,9 +115,38 @@ def check_scale(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is a {type(value).__name__}; it may be a float")
     number = float(value)
-    if not math.isfinite(number) or abs(number) > torch.finfo(torch.float32).max:
+    if not abs(number) <= _FLOAT32_MAX:
         raise ValueError(f"{name} is {value}; it may be any finite float32")
     return number
+
+
+def as_scale(value: object) -> float:
+    """:func:`check_scale` for a hot path: quick for a float, and the error has no name."""
+    if type(value) is float and -_FLOAT32_MAX <= value <= _FLOAT32_MAX:
+        return value
+    return check_scale("a scale", value)
+
+
+def as_bytes(tensor: torch.Tensor | None) -> torch.Tensor:
+    """An E4M3 tensor as its bytes.
+
+    Raises:
+        TypeError: It is none, or of another dtype.
+    """
+    if tensor is None:
+        raise TypeError("None; it may be a torch.Tensor")
+    dtype = tensor.dtype
+    if dtype is torch.uint8:
+        return tensor
+    if dtype is torch.float8_e4m3fn:
+        return tensor.view(torch.uint8)
+    raise TypeError(f"{dtype}; it may be {BYTES[0]} or {BYTES[1]}")
+
+
+def check_cache_rows(kv: torch.Tensor) -> None:
+    """Raise a ``ValueError`` if ``kv`` has more rows than an id can name."""
+    if kv.shape[0] > MAX_CACHE_ROWS:
+        raise ValueError(f"kv has {kv.shape[0]} rows; it may have up to 2^31 - 1 (ids are int32)")
 
 
 def check_tensor(

@@ -9,15 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
-from cutlass.base_dsl.compiler import DumpDir, EnableTVMFFI, GPUArch, KeepCUBIN, KeepPTX
-from cutlass.cute.runtime import make_fake_tensor
-from cutlass.runtime import make_fake_stream
 
+from sparse_mla_kernel import cache
 from sparse_mla_kernel.checks import (
     architecture_of,
     check_arch,
@@ -27,13 +25,11 @@ from sparse_mla_kernel.checks import (
     check_schedule,
     resolve_device,
 )
-from sparse_mla_kernel.decode import SparseDcpDecode
-from sparse_mla_kernel.low_latency.decode import LowLatencyDecode
-from sparse_mla_kernel.mailbox import DeviceMailbox, MailboxLayout
-from sparse_mla_kernel.owner_merge import OwnerMerge
-from sparse_mla_kernel.query_exchange import QueryExchange
-from sparse_mla_kernel.schedule import BASE, LATENT_COLUMNS, ROW_COLUMNS, Schedule
-from sparse_mla_kernel.step import DcpStep
+from sparse_mla_kernel.schedule import BASE, Schedule
+
+if TYPE_CHECKING:
+    from sparse_mla_kernel.build import Entry
+    from sparse_mla_kernel.mailbox import MailboxLayout
 
 Push = tuple[int, int, int]
 
@@ -141,10 +137,22 @@ def _compile_loaded(
     push: Push | None,
     schedule: Schedule,
 ) -> CompiledSparse:
-    arch = architecture_of(device)
-    kernel = decode_kernel(batch, heads, padded, width, push, schedule)
-    with torch.cuda.device(device):
-        launch, artifact = _compile(*_entry(kernel, cap), arch)
+    def entry() -> Entry:
+        from sparse_mla_kernel import build
+
+        kernel = build.decode_kernel(batch, heads, padded, width, push, schedule)
+        return build.decode_entry(kernel, cap)
+
+    sizes = {
+        "batch": batch,
+        "heads": heads,
+        "padded": padded,
+        "width": width,
+        "cap": cap,
+        "push": push,
+        "schedule": asdict(schedule),
+    }
+    launch, artifact = _obtain("decode", sizes, device, entry)
     return CompiledSparse(
         batch, heads, padded, width, cap, device, schedule, artifact, launch, push
     )
@@ -183,23 +191,10 @@ def cross_compile(
         check_push(push, heads, cap)
     check_arch(arch)
     check_schedule(schedule)
-    kernel = decode_kernel(batch, heads, padded, width, push, schedule)
-    return _compile(*_entry(kernel, cap), arch)[1]
+    from sparse_mla_kernel import build
 
-
-def decode_kernel(
-    batch: int, heads: int, padded: int, width: int, push: Push | None, schedule: Schedule
-) -> SparseDcpDecode | LowLatencyDecode:
-    """The kernel that runs a schedule.
-
-    Raises:
-        ValueError: A size is out of range, or the schedule has no push mode.
-    """
-    if schedule.mma == "e4m3":
-        return SparseDcpDecode(batch, heads, padded, width, push, schedule=schedule)
-    if push is not None:
-        raise ValueError("schedule.mma is 'f16'; in push mode it may be 'e4m3'")
-    return LowLatencyDecode(batch, heads, padded, width, schedule=schedule)
+    kernel = build.decode_kernel(batch, heads, padded, width, push, schedule)
+    return _artifact(build.compile_entry(*build.decode_entry(kernel, cap), arch), arch)
 
 
 @dataclass(frozen=True)
@@ -246,10 +241,27 @@ def compile_step(
         ValueError: An argument is out of range, or the device can't run the kernels.
         RuntimeError: There is no usable CUDA device.
     """
-    arch = architecture_of(device)
-    entries = _step_entries(batch, width, box, schedule)
-    with torch.cuda.device(device):
-        built = {name: _compile(*entry, arch) for name, entry in entries.items()}
+    from sparse_mla_kernel.mailbox import MailboxLayout
+
+    if not isinstance(box, MailboxLayout):
+        raise TypeError(f"box is a {type(box).__name__}; it may be a MailboxLayout")
+    check_schedule(schedule, "e4m3")
+
+    def entry(name: str) -> Entry:
+        from sparse_mla_kernel import build
+
+        return build.step_entries(batch, width, box, schedule)[name]
+
+    sizes = {
+        "batch": batch,
+        "width": width,
+        "box": asdict(box),
+        "schedule": asdict(schedule),
+    }
+    built = {
+        name: _obtain(name, sizes, device, functools.partial(entry, name))
+        for name in ("exchange", "decode", "merge", "step")
+    }
     launches = {name: launch for name, (launch, _) in built.items()}
     artifacts = {name: artifact for name, (_, artifact) in built.items() if name != "step"}
     return CompiledStep(batch, width, box, device, artifacts, **launches)
@@ -275,82 +287,48 @@ def cross_compile_step(
         ValueError: An argument is out of range.
     """
     check_arch(arch)
-    entries = _step_entries(batch, width, box, schedule)
-    return {name: _compile(*entry, arch)[1] for name, entry in entries.items() if name != "step"}
+    from sparse_mla_kernel import build
 
-
-Entry = tuple[Callable[..., None], tuple[object, ...]]
-
-
-def _compile(
-    function: Callable[..., None], arguments: tuple[object, ...], arch: str
-) -> tuple[Callable[..., None], Artifact]:
-    with tempfile.TemporaryDirectory() as folder:
-        options = (GPUArch(arch), KeepPTX(), KeepCUBIN(), DumpDir(folder), EnableTVMFFI())
-        launch = cute.compile[options](function, *arguments)
-        return launch, Artifact(arch, launch.__ptx__, launch.__cubin__)
-
-
-def _entry(kernel: SparseDcpDecode | LowLatencyDecode, cap: int) -> Entry:
-    """What is compiled of the decode, and the types that it is called with.
-
-    Static sizes, but for N and the lists' lengths.
-    """
-    batch, padded, width = kernel.batch, kernel.padded, kernel.width
-    kv, rows, valid = _keys(width)
-    scales = (Float32(1.0), Float32(1.0))
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    if isinstance(kernel, SparseDcpDecode) and kernel.push is not None:
-        return kernel.launch_push, (kv, rows, valid, *scales, _mail(), stream)
-    query = _fake(Uint8, cap, padded, ROW_COLUMNS, align=16)
-    latent = _fake(BFloat16, batch, padded, LATENT_COLUMNS, align=16)
-    lse = _fake(Float32, batch, padded, align=4)
-    return kernel, (query, kv, rows, valid, latent, lse, *scales, stream)
-
-
-def _step_entries(
-    batch: int, width: int, box: MailboxLayout, schedule: Schedule
-) -> dict[str, Entry]:
-    """What is compiled of a step, and the types that each is called with."""
-    if not isinstance(box, MailboxLayout):
-        raise TypeError(f"box is a {type(box).__name__}; it may be a MailboxLayout")
-    check_schedule(schedule, "e4m3")
-    push = (box.owner_heads, box.ranks, box.cap)
-    decode = SparseDcpDecode(batch, box.heads, box.padded, width, push, schedule=schedule)
-    step = DcpStep(decode, QueryExchange(batch, box), OwnerMerge(batch, box))
-    query = _fake(Uint8, batch, box.owner_heads, ROW_COLUMNS, align=16)
-    latent = _fake(BFloat16, batch, box.owner_heads, LATENT_COLUMNS, align=16)
-    lse = _fake(Float32, batch, box.owner_heads, align=4)
-    scales = (Float32(1.0), Float32(1.0))
-    tail = (_mail(), make_fake_stream(use_tvm_ffi_env_stream=True))
+    entries = build.step_entries(batch, width, box, schedule)
     return {
-        "exchange": (step.exchange, (query, *tail)),
-        "decode": _entry(decode, box.cap),
-        "merge": (step.merge, (latent, lse, *tail)),
-        "step": (step, (query, *_keys(width), latent, lse, *scales, *tail)),
+        name: _artifact(build.compile_entry(*entry, arch), arch)
+        for name, entry in entries.items()
+        if name != "step"
     }
 
 
-def _keys(width: int) -> tuple[object, object, object]:
-    """``kv``, ``rows`` and ``valid`` as types."""
-    return (
-        _fake(Uint8, cute.sym_int64(), ROW_COLUMNS, align=16),
-        _fake(Int32, cute.sym_int64(), width, align=4),
-        _fake(Int32, cute.sym_int64(), align=4),
-    )
+def _obtain(
+    name: str, sizes: Mapping[str, object], device: torch.device, entry: Callable[[], Entry]
+) -> tuple[Callable[..., None], Artifact]:
+    """A kernel out of the cache, or else compiled and kept there.
+
+    Args:
+        name: Which entry point.
+        sizes: All that it's compiled for, but for the architecture.
+        device: Where it will run.
+        entry: Makes what is compiled; not called, nor the DSL imported, if the cache has it.
+    """
+    arch = architecture_of(device)
+    inputs = cache.describe(name, arch, sizes)
+    found = cache.find(inputs)
+    if found is None:
+        from sparse_mla_kernel import build
+
+        with torch.cuda.device(device):
+            compiled = build.compile_entry(*entry(), arch)
+        artifact = _artifact(compiled, arch)
+        kept = cache.folder() is not None and cache.keep(
+            inputs, build.object_file(compiled), artifact.ptx, artifact.cubin
+        )
+        # What was kept is what runs: later processes do nothing that this one didn't.
+        found = cache.find(inputs) if kept else None
+        if found is None:
+            return build.launcher(compiled), artifact
+    return found.launch, Artifact(arch, found.ptx, found.cubin)
 
 
-def _mail() -> DeviceMailbox:
-    zero = Int64(0)
-    return DeviceMailbox(zero, zero, zero, zero, zero, Int32(0))
-
-
-def _fake(dtype: type, *shape: object, align: int) -> object:
-    strides: list[int] = [1]
-    for size in reversed(shape[1:]):
-        assert isinstance(size, int)
-        strides.insert(0, strides[0] * size)
-    return make_fake_tensor(dtype, shape, tuple(strides), assumed_align=align)
+def _artifact(compiled: Any, arch: str) -> Artifact:
+    return Artifact(arch, compiled.__ptx__, compiled.__cubin__)
 
 
 def _nvdisasm() -> str:

@@ -1,0 +1,334 @@
+"""The cache on disk: what its key covers, and what becomes of an entry that is no good."""
+
+import contextlib
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sparse_mla_kernel
+from sparse_mla_kernel import BASE, LOW_LATENCY, MailboxLayout, build, cache, compile_step
+from sparse_mla_kernel import compile as compile_module
+
+SIZES = {"batch": 2, "heads": 16, "padded": 32, "width": 8, "cap": 3, "push": None}
+SIZES |= {"schedule": asdict(BASE)}
+
+
+def inputs(**change: object) -> dict[str, object]:
+    return cache.describe("decode", "sm_90a", SIZES | change)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPARSE_MLA_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# ---- the key ------------------------------------------------------------------------------------
+
+
+def test_the_same_inputs_have_the_same_key() -> None:
+    backwards = cache.describe("decode", "sm_90a", dict(reversed(SIZES.items())))
+    assert cache.key(inputs()) == cache.key(backwards)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch": 3},
+        {"heads": 32},
+        {"padded": 48},
+        {"width": 16},
+        {"cap": 4},
+        {"push": (8, 2, 3)},
+        {"schedule": asdict(LOW_LATENCY)},
+        *({"schedule": asdict(BASE) | {name: 9}} for name in asdict(BASE)),
+    ],
+)
+def test_every_size_and_the_schedule_are_in_the_key(change: dict[str, object]) -> None:
+    assert cache.key(inputs(**change)) != cache.key(inputs())
+
+
+def test_the_entry_point_and_the_architecture_are_in_the_key() -> None:
+    keys = {
+        cache.key(cache.describe(kernel, arch, SIZES))
+        for kernel in ("decode", "exchange", "merge", "step")
+        for arch in ("sm_90a", "sm_100a")
+    }
+    assert len(keys) == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SOURCES", "another"),
+        ("_versions", lambda: {"nvidia-cutlass-dsl": "0"}),
+        ("_host", lambda: "another"),
+        ("runtime_library", lambda: Path("/opt/libcute_dsl_runtime.so")),
+        ("runtime_library", lambda: None),
+    ],
+)
+def test_what_compiles_is_in_the_key(
+    name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = cache.key(inputs())
+    monkeypatch.setattr(cache, name, value)
+    assert cache.key(inputs()) != before
+
+
+def test_the_dsls_settings_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cache.key(inputs())
+    monkeypatch.setenv("CUTE_DSL_LINEINFO", "1")
+    assert cache.key(inputs()) != before
+
+
+def test_versions_are_those_installed() -> None:
+    found = cache._versions()
+    assert {"nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base", "apache-tvm-ffi"} <= set(found)
+
+
+@pytest.mark.parametrize("name", ["primitives.py", "low_latency/decode.py"])
+def test_any_byte_of_the_sources_counts(name: str, tmp_path: Path) -> None:
+    package = Path(sparse_mla_kernel.__file__).parent
+    copy = tmp_path / "copy"
+    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    assert cache._digest_of_sources(copy) == cache._digest_of_sources(package) == cache.SOURCES
+    (copy / name).write_bytes((copy / name).read_bytes() + b"\n")
+    changed = cache._digest_of_sources(copy)
+    assert changed != cache.SOURCES
+    (copy / name).rename(copy / "renamed.py")
+    assert cache._digest_of_sources(copy) not in (changed, cache.SOURCES)
+
+
+def test_the_runtime_library_is_the_one_that_the_dsl_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutlass.runtime import find_runtime_libraries
+
+    dsl = Path(find_runtime_libraries(enable_tvm_ffi=False)[0]).resolve()
+    monkeypatch.delenv("CUTE_DSL_LIBS", raising=False)
+    found = cache.runtime_library()
+    assert found is not None
+    assert found.resolve() == dsl
+    monkeypatch.setenv("CUTE_DSL_LIBS", "/opt/libcute_dsl_runtime.so")
+    assert cache.runtime_library() == Path("/opt/libcute_dsl_runtime.so")
+
+
+def test_where_entries_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SPARSE_MLA_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache.folder() == tmp_path / ".cache" / "sparse-mla"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache.folder() == Path("/xdg/sparse-mla")
+    monkeypatch.setenv("SPARSE_MLA_CACHE_DIR", "~/here")
+    assert cache.folder() == tmp_path / "here"
+    monkeypatch.setenv("SPARSE_MLA_CACHE", "0")
+    assert cache.folder() is None
+
+
+# ---- keeping and finding ------------------------------------------------------------------------
+
+
+def refused(launch: Callable[..., None]) -> str:
+    """What a launcher says to an argument that is no tensor: it runs, if no kernel does."""
+    with pytest.raises(TypeError) as caught:
+        launch(None, None, None, None, None, None, 1.0, 1.0)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("linkers", [cache._LINKERS, ()], ids=["linked", "no linker"])
+def test_what_is_kept_is_found(
+    linkers: tuple[str, ...], root: Path, built: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_LINKERS", linkers)
+    assert cache.find(inputs()) is None
+    assert built.keep(inputs())
+    found = cache.find(inputs())
+    assert found is not None
+    assert (found.ptx, found.cubin) == (built.ptx, built.cubin)
+    assert "mQuery: Tensor([3, 32, 576], uint8)" in refused(found.launch)
+    assert cache.find(inputs(batch=3)) is None
+    names = {path.name for path in (root / cache.key(inputs())).iterdir()}
+    linked = bool(linkers) and any(map(shutil.which, linkers))
+    assert ("launcher.so" in names) is linked
+    assert [path.name for path in root.iterdir()] == [cache.key(inputs())]
+
+
+@pytest.mark.skipif(not any(map(shutil.which, cache._LINKERS)), reason="needs a linker")
+def test_a_warm_process_does_without_the_dsl(root: Path, built: Any) -> None:
+    assert built.keep(inputs())
+    script = (
+        "import json, sys; from sparse_mla_kernel import cache\n"
+        "found = cache.find(json.loads(sys.argv[1]))\n"
+        "print(type(found.launch).__name__, 'cutlass' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", script, json.dumps(inputs())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["Function", "False"]
+
+
+def test_off(root: Path, built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert built.keep(inputs())
+    monkeypatch.setenv("SPARSE_MLA_CACHE", "0")
+    assert cache.find(inputs()) is None
+    assert not built.keep(inputs(batch=3))
+    assert len(list(root.iterdir())) == 1
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """As a new file: the old one may be loaded, and changing what runs crashes the process."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    overwrite(path, path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    overwrite(path, content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
+@pytest.mark.parametrize("which", ["launcher.*", "kernel.ptx", "kernel.cubin"])
+def test_a_damaged_entry_is_removed(
+    which: str, damage: Callable[[Path], None], root: Path, built: Any
+) -> None:
+    assert built.keep(inputs())
+    entry = root / cache.key(inputs())
+    damage(next(entry.glob(which)))
+    with pytest.warns(RuntimeWarning, match="is damaged .* the kernel is compiled again"):
+        assert cache.find(inputs()) is None
+    assert list(root.iterdir()) == []
+    assert built.keep(inputs())
+    assert cache.find(inputs()) is not None
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"inputs": {}, "files": {}}', "[]"])
+def test_a_damaged_manifest(content: str, root: Path, built: Any) -> None:
+    assert built.keep(inputs())
+    (root / cache.key(inputs()) / "manifest.json").write_text(content)
+    with pytest.warns(RuntimeWarning, match="is damaged"):
+        assert cache.find(inputs()) is None
+
+
+def test_a_launcher_of_another_cubin(root: Path, built: Any) -> None:
+    """Also where every hash is right: what runs is the cubin whose hash a recording names."""
+    other = b"\x7fELF" + bytes(1000)
+    assert not cache.keep(inputs(), built.launcher, built.ptx, other)
+    assert built.keep(inputs())
+    entry = root / cache.key(inputs())
+    stated = json.loads((entry / "manifest.json").read_text())
+    (entry / "kernel.cubin").write_bytes(other)
+    stated["files"]["kernel.cubin"] = hashlib.sha256(other).hexdigest()
+    (entry / "manifest.json").write_text(json.dumps(stated))
+    with pytest.warns(RuntimeWarning, match="holds another cubin"):
+        assert cache.find(inputs()) is None
+
+
+def test_sources_changed_since_they_were_read(
+    root: Path, built: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in memory is compiled; the key of what is on disk by now must not name it."""
+    before = inputs()
+    monkeypatch.setattr(cache, "_digest_of_sources", lambda: "edited")
+    assert not built.keep(before)
+    assert not root.exists()
+
+
+def test_a_folder_that_cannot_be_written(
+    built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPARSE_MLA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert cache.find(inputs()) is None
+    with pytest.warns(RuntimeWarning, match="can't be kept in .*; the next process compiles it"):
+        assert not built.keep(inputs())
+
+
+def test_writers_and_readers_at_once(root: Path, built: Any) -> None:
+    """Every writer succeeds, no reader sees a part, nothing is left over."""
+
+    def write_and_read(number: int) -> bool:
+        found = cache.find(inputs())
+        assert found is None or found.cubin == built.cubin
+        return bool(built.keep(inputs()))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(write_and_read, range(32)))
+    assert [path.name for path in root.iterdir()] == [cache.key(inputs())]
+    assert cache.find(inputs()) is not None
+
+
+# ---- compiling through it -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def cross(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Compile for sm_90a, whatever machine this is; the names of what is compiled."""
+    compiled: list[str] = []
+    compile_entry = build.compile_entry
+
+    def counted(function: Any, arguments: Any, arch: str) -> Any:
+        compiled.append(arch)
+        return compile_entry(function, arguments, arch)
+
+    monkeypatch.setattr(build, "compile_entry", counted)
+    monkeypatch.setattr(compile_module, "architecture_of", lambda _: "sm_90a")
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    return compiled
+
+
+def compile_small() -> sparse_mla_kernel.CompiledSparse:
+    compile_module._compile_loaded.cache_clear()
+    device = torch.device("cuda", 0)
+    return compile_module._compile_loaded(2, 16, 32, 8, 3, device, None, BASE)
+
+
+def test_a_kernel_is_compiled_once(root: Path, cross: list[str], built: Any) -> None:
+    first, second = compile_small(), compile_small()
+    assert cross == ["sm_90a"]
+    assert first.artifact == second.artifact
+    assert first.artifact.cubin == built.cubin
+    assert "mQuery: Tensor([3, 32, 576], uint8)" in refused(second.launch)
+
+
+def test_a_damaged_kernel_is_compiled_again(root: Path, cross: list[str], built: Any) -> None:
+    compile_small()
+    flip(next(root.glob("*/launcher.*")))
+    with pytest.warns(RuntimeWarning, match="is damaged"):
+        again = compile_small()
+    assert cross == ["sm_90a"] * 2
+    assert again.artifact.cubin == built.cubin
+    assert compile_small().artifact.cubin == built.cubin
+    assert len(cross) == 2
+
+
+def test_each_kernel_of_a_step_has_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def find(given: dict[str, Any]) -> cache.Cached:
+        asked.append(given)
+        return cache.Cached(lambda *_: None, "", given["kernel"].encode())
+
+    monkeypatch.setattr(compile_module, "architecture_of", lambda _: "sm_90a")
+    monkeypatch.setattr(cache, "find", find)
+    compile_step.cache_clear()
+    for box in (MailboxLayout(32, 8, 2, 3), MailboxLayout(32, 16, 1, 3)):
+        step = compile_step(2, 8, box, torch.device("cuda", 0))
+        assert {name: it.cubin for name, it in step.artifacts.items()} == {
+            name: name.encode() for name in ("exchange", "decode", "merge")
+        }
+    compile_step.cache_clear()
+    assert [given["kernel"] for given in asked] == ["exchange", "decode", "merge", "step"] * 2
+    assert len(set(map(cache.key, asked))) == 8
