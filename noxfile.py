@@ -1,6 +1,8 @@
 """A session per layer, the audit, lint and docs. `nox -l` lists them; `nox` runs the defaults."""
 
 import hashlib
+import os
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +28,25 @@ class Package:
 
 PACKAGES = MappingProxyType(
     {
-        "reference": Package("packages/reference", ("pytest", "hypothesis")),
-        "kernel": Package("packages/kernel", ("pytest",)),
-        "verify": Package("packages/verify", ("pytest", "hypothesis")),
+        "reference": Package("packages/reference", ("pytest", "pytest-xdist", "hypothesis")),
+        "kernel": Package("packages/kernel", ("pytest", "pytest-xdist")),
+        "verify": Package("packages/verify", ("pytest", "pytest-xdist", "hypothesis")),
     }
 )
 TYPED = tuple(f"{package.path}/src" for package in PACKAGES.values())
+
+# Every matrix product of the reference is small: BLAS threads cost more than they give.
+ONE_THREAD = MappingProxyType(
+    dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")
+)
+MOST_WORKERS = 8
+
+
+def spread() -> tuple[str, ...]:
+    """pytest's options for a process a core; none where tests would share a GPU."""
+    if shutil.which("nvidia-smi"):
+        return ()
+    return ("-n", str(min(os.cpu_count() or 1, MOST_WORKERS)), "--dist", "worksteal")
 
 
 def stack(session: nox.Session) -> str:
@@ -55,9 +70,10 @@ def stack(session: nox.Session) -> str:
 
 
 def run_tests(session: nox.Session, python: str, layer: str) -> None:
-    """Run a layer's tests; arguments after `--` go to pytest."""
+    """Run a layer's tests over all cores; arguments after `--` go to pytest."""
     tests = f"{PACKAGES[layer].path}/tests"
-    session.run(python, "-m", "pytest", tests, *session.posargs, external=True)
+    command = (python, "-m", "pytest", tests, *spread(), *session.posargs)
+    session.run(*command, env=dict(ONE_THREAD), external=True)
 
 
 @nox.session
@@ -67,7 +83,8 @@ def reference(session: nox.Session) -> None:
     session.install("-c", CONSTRAINTS, *package.tests_need, package.path)
     absent = "import importlib.util as u; assert not any(map(u.find_spec, ('torch', 'cutlass')))"
     session.run("python", "-c", absent)
-    session.run("python", "-m", "pytest", f"{package.path}/tests", *session.posargs)
+    command = ("python", "-m", "pytest", f"{package.path}/tests", *spread(), *session.posargs)
+    session.run(*command, env=dict(ONE_THREAD))
 
 
 @nox.session(venv_backend="none")

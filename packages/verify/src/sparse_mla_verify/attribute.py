@@ -10,11 +10,8 @@ Sizes are root mean squares over a case's latents, in units of the last place (U
 largest latent of each row and head, and relative to the root mean square of the exact latents.
 """
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +23,7 @@ from sparse_mla_verify.altered import ALL_STAGES, CONTRACT, STAGES, Alteration, 
 from sparse_mla_verify.cases import FAMILIES, HEAD_TILE, Case, all_cases, exact_logits
 from sparse_mla_verify.compare import bits_of
 from sparse_mla_verify.counterfactuals import BY_NAME
+from sparse_mla_verify.pool import spread
 from sparse_mla_verify.recordings import Recording, digests_of
 from sparse_mla_verify.schedules import BASE, REFERENCE
 from sparse_mla_verify.ulp import ulp_of
@@ -254,21 +252,8 @@ def attribute_all(
 ) -> list[Attribution]:
     """`attribute` every case over `workers` processes (all cores unless said), in their order."""
     found: dict[int, Attribution] = {}
-    for k, attribution in _mapped(cases, machine, recording, workers or os.cpu_count() or 1):
+    tasks = [(case, machine, recording) for case in cases]
+    for k, attribution in spread(attribute, tasks, workers):
         found[k] = attribution
         advance()
     return [found[k] for k in range(len(cases))]
-
-
-def _mapped(
-    cases: Sequence[Case], machine: str, recording: Recording | None, workers: int
-) -> Iterator[tuple[int, Attribution]]:
-    if workers == 1 or len(cases) <= 1:
-        yield from ((k, attribute(case, machine, recording)) for k, case in enumerate(cases))
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = {
-            pool.submit(attribute, case, machine, recording): k for k, case in enumerate(cases)
-        }
-        for future in as_completed(futures):
-            yield futures.pop(future), future.result()

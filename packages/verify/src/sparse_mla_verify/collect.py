@@ -1,12 +1,9 @@
 """Gathering evidence: from the GPU that is there, or from a recording of one."""
 
 import functools
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from multiprocessing import get_context
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +22,7 @@ from sparse_mla_verify.evidence import (
     run_cases,
     split_stale,
 )
+from sparse_mla_verify.pool import spread
 from sparse_mla_verify.predict import assess_all
 from sparse_mla_verify.recordings import (
     KERNEL,
@@ -251,22 +249,10 @@ def _inspect_source(
     progress.start("compile", len(wanted))
     found: dict[str, Inspected] = {}
     try:
-        for signature, inspected in _mapped(wanted, f"{arch}a", workers):
-            found[signature.key] = inspected
+        tasks = [(signature, f"{arch}a") for signature in wanted]
+        for k, inspected in spread(_compile_and_inspect, tasks, workers):
+            found[wanted[k].key] = inspected
             progress.advance("compile")
     except ImportError as missing:
         return {}, (f"the kernel package can't be imported: {missing}",)
     return found, tuple(sorted({note for each in found.values() for note in each.notes}))
-
-
-def _mapped(
-    signatures: Sequence[Signature], arch: str, workers: int | None
-) -> Iterator[tuple[Signature, Inspected]]:
-    count = min(workers or os.cpu_count() or 1, len(signatures))
-    if count <= 1:
-        yield from ((s, _compile_and_inspect(s, arch)) for s in signatures)
-        return
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(_compile_and_inspect, s, arch): s for s in signatures}
-        for future in as_completed(futures):
-            yield futures[future], future.result()

@@ -5,11 +5,8 @@ counterfactual decodes the very cases that decide its claim, and the kernel's bi
 it too: the claim holds if they are the contract's, and the counterfactual's are others.
 """
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +18,7 @@ from sparse_mla_reference import Schedule
 from sparse_mla_verify.altered import CONTRACT, Alteration, Altered
 from sparse_mla_verify.cases import HEAD_TILE, LATENT, Case
 from sparse_mla_verify.evidence import CaseEvidence, Trial
+from sparse_mla_verify.pool import spread
 from sparse_mla_verify.predict import Bits
 from sparse_mla_verify.recordings import digests_of
 from sparse_mla_verify.schedules import REFERENCE
@@ -262,7 +260,7 @@ def try_all(
     """
     pairs = [(c, e) for c in CATALOGUE for e in chosen(c, evidence)]
     trials: dict[str, Trial] = {}
-    for k, bits in _decoded_all(pairs, machine, workers or os.cpu_count() or 1):
+    for k, bits in spread(decoded, [(c, e.case, machine) for c, e in pairs], workers):
         counterfactual, case = pairs[k]
         one = trial(counterfactual.name, case, bits)
         before = trials.get(one.name)
@@ -274,16 +272,3 @@ def try_all(
 def jobs(evidence: Sequence[CaseEvidence]) -> int:
     """How often `try_all` advances."""
     return sum(len(chosen(c, evidence)) for c in CATALOGUE)
-
-
-def _decoded_all(
-    pairs: Sequence[tuple[Counterfactual, CaseEvidence]], machine: str, workers: int
-) -> Iterator[tuple[int, Bits]]:
-    if workers == 1 or len(pairs) <= 1:
-        for k, (counterfactual, e) in enumerate(pairs):
-            yield k, decoded(counterfactual, e.case, machine)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(decoded, c, e.case, machine): k for k, (c, e) in enumerate(pairs)}
-        for future in as_completed(futures):
-            yield futures.pop(future), future.result()

@@ -3,11 +3,8 @@
 The work is split by rows over processes; a row depends on no other (spec.md, "Split").
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -18,6 +15,7 @@ from sparse_mla_reference import IDEAL, SM90, Machine, decode
 from sparse_mla_verify.bounds import BoundCheck, check_bounds
 from sparse_mla_verify.cases import HEAD_TILE, Case
 from sparse_mla_verify.compare import bits_of
+from sparse_mla_verify.pool import spread
 from sparse_mla_verify.schedules import REFERENCE
 from sparse_mla_verify.ulp import UlpErrors, ulp_errors
 
@@ -100,7 +98,8 @@ def assess_all(
     pieces = [p for case in cases for p in _pieces(case, known.get(case.name), machine)]
     pieces.sort(key=lambda piece: -_work(piece.case))
     done: dict[str, list[tuple[int, Assessment]]] = {case.name: [] for case in cases}
-    for piece, assessment in _carried_out(pieces, workers or os.cpu_count() or 1):
+    for k, assessment in spread(_assess_piece, [(piece,) for piece in pieces], workers):
+        piece = pieces[k]
         done[piece.whole].append((piece.start, assessment))
         advance(piece.case, piece.case.tiles)
     return {name: _joined(parts) for name, parts in done.items()}
@@ -134,18 +133,6 @@ def _pieces(case: Case, given: Bits | None, machine: str) -> Iterator[_Piece]:
 
 def _assess_piece(piece: _Piece) -> Assessment:
     return assess(piece.case, piece.given, getattr(sparse_mla_reference, piece.machine))
-
-
-def _carried_out(pieces: Sequence[_Piece], workers: int) -> Iterator[tuple[_Piece, Assessment]]:
-    if workers == 1:
-        for piece in pieces:
-            yield piece, _assess_piece(piece)
-        return
-    # Spawned, not forked: the parent may hold threads and a CUDA context.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(_assess_piece, piece): piece for piece in pieces}
-        for future in as_completed(futures):
-            yield futures.pop(future), future.result()
 
 
 def _joined(numbered: Sequence[tuple[int, Assessment]]) -> Assessment:

@@ -5,9 +5,7 @@ Cache rows that no list names hold NaN.
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 
 from sparse_mla_reference import dcp_step, e4m3
 from sparse_mla_verify.cases import COLUMNS, LATENT, NAN_BYTE, ROPE
+from sparse_mla_verify.pool import spread
 
 SEED = 2027
 BATCH, WIDTH = 5, 16
@@ -74,10 +73,8 @@ def predict_step(case: StepCase) -> StepBits:
 
 def predict_steps(cases: Sequence[StepCase], workers: int) -> list[StepBits]:
     """The same for many cases, over processes."""
-    if workers < 2 or len(cases) < 2:
-        return [predict_step(case) for case in cases]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(predict_step, cases))
+    found = dict(spread(predict_step, [(case,) for case in cases], workers))
+    return [found[k] for k in range(len(cases))]
 
 
 def _rng(name: str) -> np.random.Generator:

@@ -1,0 +1,33 @@
+import os
+
+import pytest
+
+from sparse_mla_verify.pool import THREADS, one_thread_each, spread
+
+
+def _process_and_threads(k: int) -> tuple[int, int, list[str | None]]:
+    return k, os.getpid(), [os.environ.get(name) for name in THREADS]
+
+
+def test_processes_have_one_thread_each_and_this_one_is_left_as_it_was(monkeypatch):
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    found = dict(spread(_process_and_threads, [(k,) for k in range(4)], 2))
+    assert [found[k][0] for k in range(4)] == [0, 1, 2, 3]
+    assert os.getpid() not in {pid for _, pid, _ in found.values()}
+    assert {tuple(threads) for *_, threads in found.values()} == {("1",) * len(THREADS)}
+    assert not any(name in os.environ for name in THREADS)
+
+
+@pytest.mark.parametrize(("tasks", "workers"), [(3, 1), (1, 2), (0, 2)])
+def test_what_needs_one_process_is_done_in_this_one(tasks, workers):
+    found = dict(spread(_process_and_threads, [(k,) for k in range(tasks)], workers))
+    assert {pid for _, pid, _ in found.values()} <= {os.getpid()}
+    assert found.keys() == set(range(tasks))
+
+
+def test_the_users_own_number_of_threads_stays(monkeypatch):
+    monkeypatch.setenv(THREADS[0], "3")
+    with one_thread_each():
+        assert os.environ[THREADS[0]] == "3"
+    assert os.environ[THREADS[0]] == "3"
