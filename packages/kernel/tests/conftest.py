@@ -1,12 +1,15 @@
-"""A kernel compiled once for all tests, and a cache of their own."""
+"""Kernels compiled once for all tests, tensors that claim to be on a GPU, a cache of their own."""
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
+import tvm_ffi
 
-from sparse_mla_kernel import BASE, cache
+from sparse_mla_kernel import BASE, MailboxLayout, cache
 
 
 class Built(NamedTuple):
@@ -49,3 +52,79 @@ def launch(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
     found = cache.find(inputs)
     assert found is not None
     return found.launch
+
+
+@pytest.fixture(scope="session")
+def step_launcher() -> bytes:
+    """The object file of a whole step's launcher: 2 rows, 2 ranks of 8 heads, 8 keys a row."""
+    from sparse_mla_kernel import build
+
+    entry = build.step_entries(2, 8, MailboxLayout(32, 8, 2, 3), BASE)["step"]
+    return build.object_file(build.compile_entry(*entry, "sm_90a"))
+
+
+@pytest.fixture
+def launch_step(step_launcher: bytes, tmp_path: Path) -> Callable[..., None]:
+    """That step's launcher. Without a GPU it checks its arguments and goes no further."""
+    (tmp_path / "step.o").write_bytes(step_launcher)
+    return cache._load_object(tmp_path / "step.o")
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+class OnGpu:
+    """A tensor's type, exchanged by DLPack as one on a GPU; its address is not used."""
+
+    codes = {torch.uint8: 1, torch.int32: 0, torch.int64: 0, torch.bfloat16: 4}  # noqa: RUF012
+    cuda = 2
+
+    def __init__(self, tensor: torch.Tensor, device: int = 0, address: int = 1 << 20) -> None:
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        self._sizes = (ctypes.c_int64 * (2 * len(shape)))(*shape, *strides)
+        start = ctypes.addressof(self._sizes)
+        code, bits = self.codes.get(tensor.dtype, 2), 8 * tensor.element_size()
+        after = start + 8 * len(shape)
+        self._tensor = _DLTensor(
+            address, self.cuda, device, len(shape), code, bits, 1, start, after, 0, None, None
+        )
+        self.device = device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (self.cuda, self.device)
+
+    def __dlpack__(self, **_: object) -> object:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(ctypes.addressof(self._tensor), b"dltensor", None)
+
+
+@pytest.fixture
+def on_gpu() -> Iterator[Callable[..., object]]:
+    alive = []
+
+    def convert(value: object, **where: int) -> object:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.dtype is torch.float8_e4m3fn:
+            value = value.view(torch.uint8)
+        alive.append(OnGpu(value, **where))
+        return tvm_ffi.from_dlpack(alive[-1])
+
+    yield convert
+    alive.clear()

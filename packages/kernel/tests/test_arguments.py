@@ -4,13 +4,11 @@
 too, with tensors that say that they are on a GPU: a machine without one launches nothing.
 """
 
-import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-import tvm_ffi
 
 from sparse_mla_kernel import BASE, Artifact, CompiledSparse, run_sparse, sparse_decode
 from sparse_mla_kernel.checks import architecture_of, resolve_device
@@ -156,66 +154,6 @@ def test_an_error_of_the_launch_itself_is_not_swallowed() -> None:
 
 
 # ---- what the launcher checks -------------------------------------------------------------------
-
-
-class _DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
-
-
-class OnGpu:
-    """A tensor's type, exchanged by DLPack as one on a GPU; its address is not used."""
-
-    codes = {torch.uint8: 1, torch.int32: 0, torch.int64: 0, torch.bfloat16: 4}  # noqa: RUF012
-    cuda = 2
-
-    def __init__(self, tensor: torch.Tensor, device: int = 0, address: int = 1 << 20) -> None:
-        shape, strides = tuple(tensor.shape), tensor.stride()
-        self._sizes = (ctypes.c_int64 * (2 * len(shape)))(*shape, *strides)
-        start = ctypes.addressof(self._sizes)
-        code, bits = self.codes.get(tensor.dtype, 2), 8 * tensor.element_size()
-        after = start + 8 * len(shape)
-        self._tensor = _DLTensor(
-            address, self.cuda, device, len(shape), code, bits, 1, start, after, 0, None, None
-        )
-        self.device = device
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (self.cuda, self.device)
-
-    def __dlpack__(self, **_: object) -> object:
-        new = ctypes.pythonapi.PyCapsule_New
-        new.restype = ctypes.py_object
-        new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-        return new(ctypes.addressof(self._tensor), b"dltensor", None)
-
-
-@pytest.fixture
-def on_gpu() -> Iterator[Callable[..., object]]:
-    alive = []
-
-    def convert(value: object, **where: int) -> object:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if value.dtype is torch.float8_e4m3fn:
-            value = value.view(torch.uint8)
-        alive.append(OnGpu(value, **where))
-        return tvm_ffi.from_dlpack(alive[-1])
-
-    yield convert
-    alive.clear()
 
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="would launch over no memory at all")

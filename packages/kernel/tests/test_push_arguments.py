@@ -1,5 +1,6 @@
 """Every wrong argument of push mode is an error that names it, and nothing is launched."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -102,11 +103,57 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "value", "error", "says"), WRONG)
 def test_a_wrong_argument_of_a_step(
-    name: str, value: object, error: type[Exception], says: str
+    name: str,
+    value: object,
+    error: type[Exception],
+    says: str,
+    launch_step: Callable[..., None],
 ) -> None:
     wrong = {**arguments(), name: value}
     with pytest.raises(error, match=says):
-        run_dcp(KERNELS, StandIn(), **wrong)
+        run_dcp(replace(KERNELS, step=launch_step), StandIn(), **wrong)
+
+
+def _is_taken(name: str, says: str) -> bool:
+    """Whether the launcher itself would take it for the argument."""
+    return "int8" in says or name in ("valid", "scale_log2", "out_scale")
+
+
+TAKEN = [case for case in WRONG if _is_taken(case[0], case[3])]
+REFUSED = [case for case in WRONG if not _is_taken(case[0], case[3])]
+
+
+@pytest.mark.parametrize(("name", "value", "error", "says"), TAKEN)
+def test_what_the_launcher_of_a_step_would_take(
+    name: str, value: object, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        run_dcp(KERNELS, StandIn(), **{**arguments(), name: value})
+
+
+def test_what_a_step_is_launched_with() -> None:
+    launched: list[tuple] = []
+    mailbox, named = StandIn(), arguments()
+    run_dcp(replace(KERNELS, step=lambda *given: launched.append(given)), mailbox, **named)
+    [given] = launched
+    assert all(a is b for a, b in zip(given[:6], named.values(), strict=False))
+    assert given[6:] == (0.1, 1.0, mailbox.arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would launch over no memory at all")
+@pytest.mark.parametrize("case", [None, *REFUSED])
+def test_what_the_launcher_of_a_step_checks(
+    case: tuple | None, launch_step: Callable[..., None], on_gpu: Callable[..., object]
+) -> None:
+    given = {name: on_gpu(value) for name, value in arguments().items()}
+    if case is None:
+        with pytest.raises(RuntimeError, match=r"(?i)cuda"):  # past its checks, it finds no GPU
+            launch_step(*given.values(), StandIn().arguments)
+        return
+    number = list(given).index(case[0])
+    given[case[0]] = on_gpu(case[1])
+    with pytest.raises(ValueError, match=rf"(?s)(Mismatched|Misaligned) .*argument #{number}"):
+        launch_step(*given.values(), StandIn().arguments)
 
 
 def _part(name: str) -> object:
@@ -171,10 +218,7 @@ def test_what_push_mode_launches_with() -> None:
     mailbox = StandIn()
     named = {**arguments(), "query": None, "latent": None, "lse": None}
     launch = replace(KERNEL, launch=lambda *given: seen.extend(given))
-    # A CPU tensor stands in for the GPU's: only the device context has to be left out.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
-        run_sparse(launch, **named, push=mailbox)
+    run_sparse(launch, **named, push=mailbox)
     assert [type(x) for x in seen[3:]] == [float, float, DeviceMailbox]
     assert seen[-1] == mailbox.arguments
 

@@ -8,12 +8,12 @@ import torch
 
 from sparse_mla_kernel.checks import (
     BYTES,
-    MAX_CACHE_ROWS,
     as_bytes,
     as_scale,
     check_cache_rows,
     check_scale,
     check_tensor,
+    check_unseen,
 )
 from sparse_mla_kernel.compile import CompiledSparse, compile_sparse
 from sparse_mla_kernel.schedule import BASE, LATENT_COLUMNS, ROW_COLUMNS, Schedule
@@ -59,33 +59,26 @@ def run_sparse(
             for the kernel's mode.
         PeerTimeoutError: An earlier step lost a rank.
     """
-    failed: Exception | None = None
-    if push is None and type(kernel) is CompiledSparse and kernel.push is None:
-        # The launcher itself checks ranks, sizes, strides, alignment, dtypes (but not the sign of
-        # integers) and that all are on one device. Here is the rest; what either finds is named
-        # below.
-        try:
-            query_bytes, kv_bytes = as_bytes(query), as_bytes(kv)
-            scales = as_scale(scale_log2), as_scale(out_scale)
-            if (
-                query_bytes.device == kernel.device
-                and rows.dtype is valid.dtype is torch.int32
-                and rows.shape[0] >= kernel.batch
-                and valid.shape[0] >= kernel.batch
-                and kv_bytes.shape[0] <= MAX_CACHE_ROWS
-            ):
-                kernel.launch(query_bytes, kv_bytes, rows, valid, latent, lse, *scales)
-                return
-        except Exception as error:
-            failed = error
-    _check_launch(kernel, query, kv, rows, valid, latent, lse, push)
-    scales = check_scale("scale_log2", scale_log2), check_scale("out_scale", out_scale)
-    if failed is not None:  # not an argument's fault
-        raise failed
-    if push is None:
-        kernel.launch(as_bytes(query), as_bytes(kv), rows, valid, latent, lse, *scales)
-    else:
+    if push is not None or type(kernel) is not CompiledSparse or kernel.push is not None:
+        _check_launch(kernel, query, kv, rows, valid, latent, lse, push)
+        scales = check_scale("scale_log2", scale_log2), check_scale("out_scale", out_scale)
+        assert push is not None  # as _check_launch saw
         kernel.launch(as_bytes(kv), rows, valid, *scales, push.arguments)
+        return
+    # The launcher checks most itself. Whatever it or the rest finds, the checks below name.
+    try:
+        query_bytes, kv_bytes = as_bytes(query), as_bytes(kv)
+        scales = as_scale(scale_log2), as_scale(out_scale)
+        check_unseen(query_bytes, kv_bytes, rows, valid, kernel.batch, kernel.device)
+        kernel.launch(query_bytes, kv_bytes, rows, valid, latent, lse, *scales)
+    except Exception as error:
+        failed = error
+    else:
+        return
+    _check_launch(kernel, query, kv, rows, valid, latent, lse, push)
+    check_scale("scale_log2", scale_log2)
+    check_scale("out_scale", out_scale)
+    raise failed
 
 
 def _check_launch(

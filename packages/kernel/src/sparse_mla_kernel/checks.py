@@ -143,6 +143,29 @@ def as_bytes(tensor: torch.Tensor | None) -> torch.Tensor:
     raise TypeError(f"{dtype}; it may be {BYTES[0]} or {BYTES[1]}")
 
 
+def check_unseen(
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    valid: torch.Tensor,
+    batch: int,
+    device: torch.device,
+) -> None:
+    """Raise a ``ValueError`` for what a compiled launcher doesn't see; names no argument.
+
+    A launcher checks ranks, sizes, strides, alignment, dtypes and that all tensors are on one
+    device. It takes any length where the kernel has no static one, and an integer of either sign.
+    """
+    if not (
+        query.device == device
+        and rows.dtype is valid.dtype is torch.int32
+        and rows.shape[0] >= batch
+        and valid.shape[0] >= batch
+        and kv.shape[0] <= MAX_CACHE_ROWS
+    ):
+        raise ValueError("an argument is not what the kernel was compiled for")
+
+
 def check_cache_rows(kv: torch.Tensor) -> None:
     """Raise a ``ValueError`` if ``kv`` has more rows than an id can name."""
     if kv.shape[0] > MAX_CACHE_ROWS:
@@ -177,19 +200,23 @@ def check_tensor(
     if tensor.dtype not in dtypes:
         may = " or ".join(str(dtype) for dtype in dtypes)
         raise TypeError(f"{name} is {tensor.dtype}; it may be {may}")
-    want = f"[{', '.join(str(size) for size in shape)}]"
     if tensor.dim() != len(shape) or not all(map(_fits, tensor.shape, shape)):
-        raise ValueError(f"{name} has shape {list(tensor.shape)}; it may be {want}")
+        raise ValueError(f"{name} has shape {list(tensor.shape)}; it may be {_text(shape)}")
     if tensor.device != device:
         raise ValueError(f"{name} is on {tensor.device}; it may be on {device}")
     if not tensor.is_contiguous():
         raise ValueError(
-            f"{name} has strides {list(tensor.stride())}; it may be contiguous, shape {want}"
+            f"{name} has strides {list(tensor.stride())}; it may be contiguous, "
+            f"shape {_text(shape)}"
         )
     if tensor.data_ptr() % align_bytes:
         raise ValueError(
             f"{name} starts at {tensor.data_ptr():#x}; it may start at a multiple of {align_bytes}"
         )
+
+
+def _text(shape: tuple[int | str, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
 
 
 def _fits(size: int, want: int | str) -> bool:

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 import torch
 
-from sparse_mla_kernel.checks import BYTES, check_cap, check_int, check_scale, check_tensor
+from sparse_mla_kernel.checks import (
+    BYTES,
+    as_bytes,
+    as_scale,
+    check_cache_rows,
+    check_cap,
+    check_int,
+    check_scale,
+    check_tensor,
+    check_unseen,
+)
 from sparse_mla_kernel.compile import CompiledStep, compile_step
 from sparse_mla_kernel.dcp_mailbox import DcpMailbox
 from sparse_mla_kernel.schedule import BASE, LATENT_COLUMNS, ROW_COLUMNS, Schedule
@@ -54,8 +64,7 @@ def exchange_query(kernels: CompiledStep, mailbox: DcpMailbox, query: torch.Tens
     """
     _check_step(kernels, mailbox)
     _check_query(kernels, query)
-    with torch.cuda.device(kernels.device):
-        kernels.exchange(query.view(torch.uint8), mailbox.arguments)
+    kernels.exchange(as_bytes(query), mailbox.arguments)
 
 
 def push_decode(
@@ -86,8 +95,7 @@ def push_decode(
     _check_step(kernels, mailbox)
     _check_keys(kernels, kv, rows, valid)
     scales = check_scale("scale_log2", scale_log2), check_scale("out_scale", out_scale)
-    with torch.cuda.device(kernels.device):
-        kernels.decode(kv.view(torch.uint8), rows, valid, *scales, mailbox.arguments)
+    kernels.decode(as_bytes(kv), rows, valid, *scales, mailbox.arguments)
 
 
 def merge_partials(
@@ -108,8 +116,7 @@ def merge_partials(
     """
     _check_step(kernels, mailbox)
     _check_outputs(kernels, latent, lse)
-    with torch.cuda.device(kernels.device):
-        kernels.merge(latent, lse, mailbox.arguments)
+    kernels.merge(latent, lse, mailbox.arguments)
 
 
 def run_dcp(
@@ -147,21 +154,23 @@ def run_dcp(
         PeerTimeoutError: An earlier step lost a rank.
     """
     _check_step(kernels, mailbox)
+    # The launcher checks most itself. Whatever it or the rest finds, the checks below name.
+    try:
+        query_bytes, kv_bytes = as_bytes(query), as_bytes(kv)
+        scales = as_scale(scale_log2), as_scale(out_scale)
+        check_unseen(query_bytes, kv_bytes, rows, valid, kernels.batch, kernels.device)
+        keys = kv_bytes, rows, valid
+        kernels.step(query_bytes, *keys, latent, lse, *scales, mailbox.arguments)
+    except Exception as error:
+        failed = error
+    else:
+        return
     _check_query(kernels, query)
     _check_keys(kernels, kv, rows, valid)
     _check_outputs(kernels, latent, lse)
-    scales = check_scale("scale_log2", scale_log2), check_scale("out_scale", out_scale)
-    with torch.cuda.device(kernels.device):
-        kernels.step(
-            query.view(torch.uint8),
-            kv.view(torch.uint8),
-            rows,
-            valid,
-            latent,
-            lse,
-            *scales,
-            mailbox.arguments,
-        )
+    check_scale("scale_log2", scale_log2)
+    check_scale("out_scale", out_scale)
+    raise failed
 
 
 def dcp_decode(
@@ -248,8 +257,7 @@ def _check_keys(k: CompiledStep, kv: torch.Tensor, rows: torch.Tensor, valid: to
         ("valid", valid, (torch.int32,), (f">={k.batch}",), 4),
     ):
         check_tensor(name, tensor, dtypes=dtypes, shape=shape, device=k.device, align_bytes=align)
-    if kv.shape[0] >= 2**31:
-        raise ValueError(f"kv has {kv.shape[0]} rows; it may have up to 2^31 - 1 (ids are int32)")
+    check_cache_rows(kv)
 
 
 def _check_outputs(k: CompiledStep, latent: torch.Tensor, lse: torch.Tensor) -> None:
