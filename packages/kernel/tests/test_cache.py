@@ -332,3 +332,31 @@ def test_each_kernel_of_a_step_has_an_entry(monkeypatch: pytest.MonkeyPatch) -> 
     compile_step.cache_clear()
     assert [given["kernel"] for given in asked] == ["exchange", "decode", "merge", "step"] * 2
     assert len(set(map(cache.key, asked))) == 8
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_kept_kernel_gives_the_compiled_ones_bits(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    query = torch.randn(2, 32, 576, generator=generator).to(torch.float8_e4m3fn).cuda()
+    kv = torch.randn(100, 576, generator=generator).to(torch.float8_e4m3fn).cuda()
+    rows = torch.randint(100, (2, 64), generator=generator, dtype=torch.int32).cuda()
+    valid = torch.tensor([64, 17], dtype=torch.int32).cuda()
+    results, kernels = [], []
+    for off in ("0", "", ""):
+        monkeypatch.setenv("SPARSE_MLA_CACHE", off)
+        compile_module._compile_loaded.cache_clear()
+        kernel = sparse_mla_kernel.compile_sparse(2, 32, 32, 64, 2, "cuda")
+        latent = torch.full((2, 32, 512), float("nan"), dtype=torch.bfloat16).cuda()
+        lse = torch.full((2, 32), float("nan")).cuda()
+        sparse_mla_kernel.run_sparse(kernel, query, kv, rows, valid, latent, lse, 0.06, 1.0)
+        results.append((latent.view(torch.int16), lse.view(torch.int32)))
+        kernels.append(kernel)
+    assert not results[0][1].view(torch.float32).isnan().any()
+    for latent, lse in results[1:]:
+        assert torch.equal(latent, results[0][0])
+        assert torch.equal(lse, results[0][1])
+    assert len({kernel.artifact.sha256 for kernel in kernels}) == 1
+    assert len(list(root.iterdir())) == 1

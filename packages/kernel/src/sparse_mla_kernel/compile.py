@@ -101,6 +101,8 @@ def compile_sparse(
 ) -> CompiledSparse:
     """Compile and load the kernel for one batch shape, once a process and device.
 
+    What an earlier process compiled is read from disk (:mod:`sparse_mla_kernel.cache`).
+
     Args:
         batch: Decode rows.
         heads: Query heads that are used: a multiple of 16, at most ``padded``.
@@ -122,7 +124,6 @@ def compile_sparse(
         check_push(push, heads, cap)
     check_schedule(schedule)
     where = resolve_device(device)
-    architecture_of(where)
     return _compile_loaded(batch, heads, padded, width, cap, where, push, schedule)
 
 
@@ -169,7 +170,7 @@ def cross_compile(
     *,
     schedule: Schedule = BASE,
 ) -> Artifact:
-    """Compile the kernel for an architecture, on a machine with or without a GPU.
+    """Compile the kernel for an architecture, on a machine with or without a GPU; reads no cache.
 
     Args:
         batch: As :func:`compile_sparse`, with the other sizes.
@@ -228,7 +229,7 @@ class CompiledStep:
 def compile_step(
     batch: int, width: int, box: MailboxLayout, device: torch.device, schedule: Schedule = BASE
 ) -> CompiledStep:
-    """Compile and load a step's kernels, once a process and device.
+    """Compile and load a step's kernels, or read them from disk, once a process and device.
 
     Args:
         batch: Decode rows, at most ``box.cap``.
