@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import tvm_ffi
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
 from cutlass.base_dsl.compiler import DumpDir, EnableTVMFFI, GPUArch, KeepCUBIN, KeepPTX
 from cutlass.cute.runtime import make_fake_tensor
@@ -55,7 +56,8 @@ def compile_entry(function: Callable[..., None], arguments: tuple[object, ...], 
 
 def launcher(compiled: Any) -> Callable[..., None]:
     """The TVM-FFI function itself, without the DSL's wrapper for keyword arguments."""
-    function: Callable[..., None] = compiled.__tvm_ffi_object__()
+    own = isinstance(compiled, tvm_ffi.Function)  # an entry without keywords has no wrapper
+    function: Callable[..., None] = compiled if own else compiled.__tvm_ffi_object__()
     return function
 
 
