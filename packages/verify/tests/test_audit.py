@@ -1,16 +1,30 @@
+import functools
 import json
 from dataclasses import replace
 
 import pytest
 
-from sparse_mla_verify import audit, recordings
+from sparse_mla_verify import audit, counterfactuals, identify, inquiries, recordings
 from sparse_mla_verify.cases import FAMILIES
 from sparse_mla_verify.marks import between_marks
+
+_KNOWN = {}
+
+
+def known(counterfactual, case, machine, decoded=counterfactuals.decoded):
+    key = counterfactual.name, case.digest(), case.schedule, machine
+    if key not in _KNOWN:
+        _KNOWN[key] = decoded(counterfactual, case, machine)
+    return _KNOWN[key]
 
 
 @pytest.fixture
 def offline(monkeypatch, few):
-    """Three cases, no compiler: the audit's path over a recording, in seconds."""
+    """Three cases, no compiler: the audit's path over a recording, in seconds.
+
+    What a counterfactual gives for a case is worked out once for all tests.
+    """
+    monkeypatch.setattr(counterfactuals, "decoded", known)
     monkeypatch.setattr(audit, "all_cases", lambda *_, **__: tuple(few))
     monkeypatch.setattr(audit, "gpu_name", lambda: None)
 
@@ -128,8 +142,9 @@ def test_a_page_without_marks_is_refused():
         between_marks("no marks", "table")
 
 
-def test_without_gpu_and_recording_the_code_alone_is_checked(offline, tmp_path, monkeypatch):
+def test_without_gpu_and_recording_the_code_alone_is_checked(offline, tmp_path, monkeypatch, few):
     monkeypatch.setattr(recordings, "shipped", lambda schedule="base": None)
+    monkeypatch.setattr(audit, "all_cases", lambda *_, **__: (few[0],))
     report = tmp_path / "report"
     assert audit.main(["--report", str(report), "--workers", "1"]) == 2
     found = claims_of(json.loads((report / "report.json").read_text()))
@@ -162,7 +177,9 @@ def test_explain_says_what_would_refute_a_claim(capsys):
     assert "none of" in capsys.readouterr().err
 
 
-def test_identify_prints_answers_and_evidence(capsys):
+def test_identify_prints_answers_and_evidence(capsys, monkeypatch):
+    few = functools.partial(identify.identify, questions=(identify.lse_base, identify.logits))
+    monkeypatch.setattr(inquiries, "identify", few)
     assert audit.main(["identify", "--kernel", "counterfactual:lse-base-2", "--json"]) == 0
     found = {f["question"]: f for f in json.loads(capsys.readouterr().out)}
     assert found["LSE base"]["answer"] == "base 2"
@@ -171,10 +188,10 @@ def test_identify_prints_answers_and_evidence(capsys):
 
 
 def test_attribute_tells_a_family_and_its_residual(tmp_path, capsys):
-    arguments = ["attribute", "--families", "dominant", "--workers", "1"]
+    arguments = ["attribute", "--families", "hugely-negative", "--workers", "1"]
     assert audit.main([*arguments, "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert found["family"] == "dominant"
+    assert found["family"] == "hugely-negative"
     assert found["tiles_differing"] == 0
     page = tmp_path / "page.md"
     page.write_text("<!-- figures: attribute -->\n<!-- /figures -->\n")
@@ -185,13 +202,15 @@ def test_attribute_tells_a_family_and_its_residual(tmp_path, capsys):
     assert audit.main(["attribute", "--families", "counts", "--workers", "1"]) == 2
 
 
-def test_the_report_shows_attributions_and_trials(tmp_path, monkeypatch, capsys):
+def test_the_report_shows_attributions_and_trials(tmp_path, monkeypatch, capsys, cases):
+    case = cases["hugely-negative/around"]
     monkeypatch.setattr(audit, "gpu_name", lambda: None)
+    monkeypatch.setattr(audit, "all_cases", lambda *_, **__: (case,))
     report = tmp_path / "report"
-    arguments = ["--families", "dominant", "--report", str(report), "--workers", "1"]
+    arguments = ["--families", "hugely-negative", "--report", str(report), "--workers", "1"]
     audit.main(arguments)
     plain = json.loads((report / "report.json").read_text())
-    assert [a["family"] for a in plain["attribution"]] == ["dominant"]
+    assert [a["family"] for a in plain["attribution"]] == ["hugely-negative"]
     assert {t["name"] for t in plain["trials"]} >= {"p-rz", "p-bf16"}
     page = (report / "report.html").read_text()
     assert page.count("data:image/svg+xml;base64,") == 4

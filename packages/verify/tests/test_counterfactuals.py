@@ -14,7 +14,12 @@ from sparse_mla_verify.recordings import digests_of, load, shipped
 from sparse_mla_verify.schedules import REFERENCE
 
 # Where the cases that a counterfactual names are long, shorter ones that tell it apart too.
-CHEAPER = {"normal/checkpoint": 1, "heavy-tailed/checkpoint": 1, "uniform-bytes/checkpoint": 2}
+CHEAPER = {
+    "normal/checkpoint": 1,
+    "heavy-tailed/checkpoint": 1,
+    "uniform-bytes/checkpoint": 2,
+    "counts/short": 16,
+}
 NOT_RECORDED = {"p-unsaturated"}
 
 

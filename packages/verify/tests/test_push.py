@@ -15,7 +15,7 @@ from sparse_mla_verify.push import record
 from sparse_mla_verify.push.cases import cycle, predict_step, special
 from sparse_mla_verify.push.check import HEADS, plan
 from sparse_mla_verify.push.check import main as check_main
-from sparse_mla_verify.push.group import Job, collect, run_processes
+from sparse_mla_verify.push.group import Job, collect
 from sparse_mla_verify.recordings import Check, Host
 
 needs_gpu = [
@@ -152,29 +152,6 @@ def test_what_the_ranks_report_is_summed(tmp_path):
     (total,) = collect(job).checks
     assert (total.elements, total.differing, total.first) == (200, 3, "rank 1")
     assert not total.same
-
-
-def _one_hangs(job, rank):
-    import time
-
-    if rank:
-        time.sleep(60)
-
-
-def _one_fails(job, rank):
-    import sys
-
-    if rank:
-        sys.exit(3)
-
-
-@pytest.mark.parametrize(
-    ("target", "seconds", "says"),
-    [(_one_hangs, 3.0, "rank 1 was still running"), (_one_fails, 120.0, "rank 1 ended with 3")],
-)
-def test_processes_are_ended_in_time(tmp_path, target, seconds, says):
-    wrong = run_processes(target, Job(2, 1, 1, 1, False, tmp_path), seconds)
-    assert any(says in text for text in wrong)
 
 
 @pytest.mark.skipif(device_name() is not None, reason="a GPU is here")
