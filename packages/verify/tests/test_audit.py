@@ -1,11 +1,21 @@
 import functools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from sparse_mla_verify import audit, counterfactuals, identify, inquiries, recordings
+from sparse_mla_verify import (
+    audit,
+    claims,
+    collect,
+    counterfactuals,
+    identify,
+    inquiries,
+    recordings,
+)
 from sparse_mla_verify.cases import FAMILIES
+from sparse_mla_verify.evidence import LIVE, RECORDED, Pushed
 from sparse_mla_verify.marks import between_marks
 
 _KNOWN = {}
@@ -27,6 +37,8 @@ def offline(monkeypatch, few):
     monkeypatch.setattr(counterfactuals, "decoded", known)
     monkeypatch.setattr(audit, "all_cases", lambda *_, **__: tuple(few))
     monkeypatch.setattr(audit, "gpu_name", lambda: None)
+    nothing = Pushed({}, {}, {}, ("not in this test",))
+    monkeypatch.setattr(collect, "pushed", lambda *_, **__: nothing)
 
 
 def run(tmp_path, recording, *more):
@@ -217,15 +229,28 @@ def test_the_report_shows_attributions_and_trials(tmp_path, monkeypatch, capsys,
     assert plain["attribution"][0]["worst"]["query"] in page
 
 
+NO_PUSH = Pushed({}, {}, {})
+
+
+def evidence(source, *families, push=NO_PUSH):
+    held = tuple(SimpleNamespace(case=SimpleNamespace(family=f)) for f in families)
+    return SimpleNamespace(source=source, cases=held, push=push)
+
+
 def test_a_claim_that_awaits_its_family_is_left_out_of_a_recording_alone():
-    from types import SimpleNamespace
+    assert list(audit.left_out(evidence(RECORDED, "normal"))) == ["p-saturates"]
+    assert audit.left_out(evidence(RECORDED, "normal", "huge-logits")) == {}
+    assert audit.left_out(evidence(LIVE, "normal")) == {}
 
-    from sparse_mla_verify.evidence import LIVE, RECORDED
 
-    def evidence(source, *families):
-        held = tuple(SimpleNamespace(case=SimpleNamespace(family=f)) for f in families)
-        return SimpleNamespace(source=source, cases=held)
-
-    assert audit.awaiting(evidence(RECORDED, "normal")) == ["p-saturates"]
-    assert audit.awaiting(evidence(RECORDED, "normal", "huge-logits")) == []
-    assert audit.awaiting(evidence(LIVE, "normal")) == []
+def test_push_claims_are_left_out_where_push_was_not_looked_at(
+    offline, tmp_path, synthetic, capsys
+):
+    assert list(audit.left_out(evidence(LIVE, "normal", push=None))) == list(audit.PUSH)
+    names = {claim.name for claim in claims.all_claims()}
+    assert names >= {*audit.PUSH, *audit.NEEDS}
+    _, plain, _ = run(tmp_path, synthetic)
+    assert claims_of(plain).keys() >= set(audit.PUSH)
+    _, plain, _ = run(tmp_path, synthetic, "--families", "normal")
+    assert not claims_of(plain).keys() & set(audit.PUSH)
+    assert "left out: same-push-code" in capsys.readouterr().out

@@ -5,14 +5,21 @@ import pytest
 
 from sparse_mla_verify import claims as c
 from sparse_mla_verify.counterfactuals import CATALOGUE
-from sparse_mla_verify.evidence import LIVE, Evidence, Trial, live_case
+from sparse_mla_verify.evidence import LIVE, Evidence, Pushed, Trial, live_case
 from sparse_mla_verify.predict import assess
+from sparse_mla_verify.push.falsify import CLAIM as PUSHED_LSE
+from sparse_mla_verify.push.falsify import COUNTERFACTUALS as PUSH_CATALOGUE
+from sparse_mla_verify.push.falsify import RECORDINGS
+from sparse_mla_verify.push.record import PushRecording
 from sparse_mla_verify.recordings import Check, Host
 from sparse_mla_verify.runs import run_poisoned
 from sparse_mla_verify.structure import CHECKS as STRUCTURE
 from sparse_mla_verify.structure import Finding
 
 HOST = Host("2000-01-01", "GPU", 1, "sm_90", *["x"] * 3, "4", "x", "x", "x")
+PUSHED = PushRecording(
+    replace(HOST, dsl="4"), {"decode-b1": "aa"}, (Check("steps", "", 10, 0),), ()
+)
 GPU_CHECKS = ("batch-independence", "graph-replay", "runs-agree", "far-rows", "dependent-launches")
 
 
@@ -29,6 +36,11 @@ def evidence_of(few, stand_in, fault=lambda latent, lse: None):
         compiler="4",
         findings={"b1": {name: Finding(True, "found") for name in STRUCTURE}},
         trials={c.name: TOLD.of(c.name) for c in CATALOGUE},
+        push=Pushed(
+            dict.fromkeys(RECORDINGS, PUSHED),
+            {"decode-b1": "aa"},
+            {name: TOLD.of(name) for name in PUSH_CATALOGUE},
+        ),
     )
 
 
@@ -162,6 +174,35 @@ def test_a_stale_recording_decides_nothing_but_a_failure(good, few, stand_in):
     assert "normal/short" in stale["latent-bits"].figures
     wrong = replace(evidence_of(few, stand_in, flip_latent), stale=("normal/short",))
     assert verdicts(wrong)["latent-bits"].status is c.Status.FAIL
+
+
+def with_push(good, **changes):
+    return replace(good, push=replace(good.push, **changes))
+
+
+def recorded_with(good, **changes):
+    one, two = RECORDINGS
+    return with_push(good, recordings={one: PUSHED, two: replace(PUSHED, **changes)})
+
+
+def test_push_claims_rest_on_their_own_recordings(good):
+    wrong = (Check("steps", "", 10, 0), Check("graph/1", "", 10, 1, "row 0"))
+    assert failing(recorded_with(good, checks=wrong)) == {"pushed-steps"}
+    assert failing(recorded_with(good, checks=(Check("steps", "", 0, 0),))) == {"pushed-steps"}
+    # A timing that is off is no bit that differs.
+    assert failing(recorded_with(good, checks=(Check("lost peer", "", 8, 1),))) == set()
+    assert failing(recorded_with(good, cubins={"decode-b1": "bb"})) == {"same-push-code"}
+    older = recorded_with(good, host=replace(HOST, dsl="3"))
+    assert verdicts(older)["same-push-code"].status is c.Status.UNDECIDED
+    assert failing(with_push(good, compiled={"decode-b2": "aa"})) == {"same-push-code"}
+    trials = {**good.push.trials, "push-natural": TrialOf(4, 0, 4, 7).of("push-natural")}
+    assert failing(with_push(good, trials=trials)) == {PUSHED_LSE}
+    # Nor does what this run gave decide them, or a stand-in's results.
+    found = verdicts(replace(good, source="stand-in"))
+    assert found["pushed-steps"].status is found[PUSHED_LSE].status is c.Status.PASS
+    missing = verdicts(replace(good, push=None))
+    names = ("pushed-steps", "same-push-code", PUSHED_LSE)
+    assert {missing[name].status for name in names} == {c.Status.UNDECIDED}
 
 
 def test_no_evidence_decides_nothing():

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from sparse_mla_verify.pool import THREADS, one_thread_each, spread
+from sparse_mla_verify.pool import THREADS, kept, one_thread_each, spread
 
 
 def _process_and_threads(k: int) -> tuple[int, int, list[str | None]]:
@@ -31,3 +31,19 @@ def test_the_users_own_number_of_threads_stays(monkeypatch):
     with one_thread_each():
         assert os.environ[THREADS[0]] == "3"
     assert os.environ[THREADS[0]] == "3"
+
+
+def test_kept_processes_are_the_same_for_all_work(monkeypatch):
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    tasks = [(k,) for k in range(6)]
+    with kept(2):
+        found = [one for _ in range(3) for _, one in spread(_process_and_threads, tasks, 2)]
+        assert dict(spread(_process_and_threads, tasks[:1], 2))[0][1] == os.getpid()
+    assert len(found) == 18
+    assert len({pid for _, pid, _ in found}) <= 2
+    assert {tuple(threads) for *_, threads in found} == {("1",) * len(THREADS)}
+    after = {pid for _, (_, pid, _) in spread(_process_and_threads, tasks, 2)}
+    assert not after & {pid for _, pid, _ in found}
+    with kept(1):
+        assert not any(name in os.environ for name in THREADS)

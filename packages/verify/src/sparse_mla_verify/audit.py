@@ -19,7 +19,9 @@ from sparse_mla_verify import attribute, claims, collect, inquiries, recordings,
 from sparse_mla_verify.cases import FAMILIES, HEAD_TILE, SEED, Case, all_cases
 from sparse_mla_verify.evidence import RECORDED, Evidence
 from sparse_mla_verify.marks import between_marks
+from sparse_mla_verify.pool import kept
 from sparse_mla_verify.progress import Bars, bars_on
+from sparse_mla_verify.push import falsify
 from sparse_mla_verify.recordings import KERNEL, Recording
 from sparse_mla_verify.schedules import BASE, REFERENCE
 
@@ -71,20 +73,32 @@ def _names(text: str) -> list[str]:
 NEEDS = MappingProxyType({"p-saturates": "huge-logits"})
 
 
-def awaiting(evidence: Evidence) -> list[str]:
-    """The claims that are left out: those that need a pending family which a recording lacks."""
+# Claims that the recordings of push mode decide, wherever the audit runs. They are of the base
+# schedule and are looked at in an audit of all its families.
+PUSH = ("pushed-steps", "same-push-code", falsify.CLAIM)
+
+
+def left_out(evidence: Evidence) -> dict[str, str]:
+    """The claims that are left out, with the reason.
+
+    Those that need a pending family which a recording lacks, and those about push mode in an audit
+    of less than all families of the base schedule.
+    """
     held = {c.case.family for c in evidence.cases}
-    return [
-        name
+    waiting = {
+        name: f"until the family {family} is recorded"
         for name, family in NEEDS.items()
         if evidence.source == RECORDED and FAMILIES[family].pending and family not in held
-    ]
+    }
+    if evidence.push is not None:
+        return waiting
+    return waiting | dict.fromkeys(PUSH, "for an audit of the whole base schedule")
 
 
 def decide(evidence: Evidence) -> list[tuple[claims.Claim, claims.Verdict]]:
-    """Every claim with its verdict, but those that await a recording of their family."""
-    left_out = awaiting(evidence)
-    return [(c, c.decide(evidence)) for c in claims.all_claims() if c.name not in left_out]
+    """Every claim with its verdict, but those that are left out."""
+    absent = left_out(evidence)
+    return [(c, c.decide(evidence)) for c in claims.all_claims() if c.name not in absent]
 
 
 def gather(options: argparse.Namespace, console: Console) -> tuple[Evidence, Recording | None]:
@@ -101,6 +115,9 @@ def gather(options: argparse.Namespace, console: Console) -> tuple[Evidence, Rec
             found = collect.from_gpu(cases, progress, workers=options.workers)[0]
         else:
             found = collect.from_nothing(cases, progress, workers=options.workers)
+        if options.schedule == BASE and not options.families and not left:
+            push = collect.pushed(progress, workers=options.workers)
+            found = replace(found, push=push, trials={**found.trials, **push.trials})
     return replace(found, notes=(*found.notes, note)) if left else found, recording
 
 
@@ -147,18 +164,20 @@ def _run(options: argparse.Namespace) -> int:
     if options.seed != SEED and (options.recording or gpu_name() is None):
         console.print(f"seed: other inputs than those of seed {SEED} need a GPU", style="red")
         return 2
-    evidence, recording = gather(options, console)
+    with kept(options.workers):
+        evidence, recording = gather(options, console)
+        parts = (e.case for e in evidence.cases if e.case.name in attribute.CASES)
+        shown = [attribute.part_of(case) for case in parts]
+        machine = collect.machine_of(evidence.host.arch) if evidence.host else "SM90"
+        attributed = inquiries.attributed(shown, machine, recording, options.workers, console)
     results = decide(evidence)
-    shown = [attribute.part_of(e.case) for e in evidence.cases if e.case.name in attribute.CASES]
-    machine = collect.machine_of(evidence.host.arch) if evidence.host else "SM90"
-    attributed = inquiries.attributed(shown, machine, recording, options.workers, console)
     if options.json:
         print(json.dumps(report.plain(evidence, results, attributed), indent=1))
     else:
         report.print_report(console, evidence, results)
     path = report.write_report(options.report, evidence, results, attributed)
-    for name in awaiting(evidence):
-        console.print(f"left out: {name}, until the family {NEEDS[name]} is recorded")
+    for name, why in left_out(evidence).items():
+        console.print(f"left out: {name}, {why}")
     return _close(console, results, f"report: {path}")
 
 

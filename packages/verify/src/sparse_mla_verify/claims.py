@@ -1,7 +1,7 @@
 """The claims: statements about the kernel, each with the function that decides it from evidence."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -11,6 +11,7 @@ from sparse_mla_verify.compare import values_of
 from sparse_mla_verify.counterfactuals import CATALOGUE, Counterfactual
 from sparse_mla_verify.counterfactuals import CLAIMS as CONTRACT
 from sparse_mla_verify.evidence import LIVE, RECORDED, CaseEvidence, Evidence, Trial
+from sparse_mla_verify.push import falsify
 from sparse_mla_verify.runs import GUARD_ROWS, POISONS
 from sparse_mla_verify.structure import CHECKS as STRUCTURE
 
@@ -65,7 +66,8 @@ def claim(
 
 def all_claims() -> tuple[Claim, ...]:
     """The claims in the order of reports."""
-    return (*_CLAIMS, *map(_of_the_contract, CONTRACT), *map(_structural, STRUCTURE))
+    contract = tuple(map(_of_the_contract, CONTRACT))
+    return (*_CLAIMS, *contract, _pushed_lse(), *map(_structural, STRUCTURE))
 
 
 def _undecided(why: str) -> Verdict:
@@ -289,7 +291,64 @@ def dependent_launches(evidence: Evidence) -> Verdict:
     return _check(evidence, "dependent-launches")
 
 
+# Push mode, recorded; its recordings decide in an audit on a GPU too
+
+NOT_GATHERED = "the push recordings were not looked at"
+# The checks of bits, by how their names begin; the others count words, or compare no step.
+_STEPS = ("special", "steps", "graph", "streams", "after")
+
+
+@claim("push", "bit-exact")
+def pushed_steps(evidence: Evidence) -> Verdict:
+    """Every bit of every recorded push step is the one that the simulated step predicts."""
+    if evidence.push is None:
+        return _undecided(NOT_GATHERED)
+    checks = [
+        check
+        for recording in evidence.push.recordings.values()
+        for check in recording.checks
+        if check.name.startswith(_STEPS)
+    ]
+    if not checks:
+        return _undecided("no push recording holds steps")
+    differing, elements = (sum(getattr(c, n) for c in checks) for n in ("differing", "elements"))
+    gpus = " and ".join(str(r.host.gpu_count) for r in evidence.push.recordings.values())
+    figures = f"{differing:,} of {elements:,} elements differ; recorded on {gpus} GPUs"
+    wrong = [f"{check.name}: {check.first}" for check in checks if not check.same]
+    return _decided(not wrong, figures, wrong[:10])
+
+
+def _pushed_lse() -> Claim:
+    """The claim about the base of pushed LSEs, with its counterfactuals."""
+    against = tuple(c for c, _ in falsify.COUNTERFACTUALS.values())
+
+    def decide(evidence: Evidence) -> Verdict:
+        push = evidence.push
+        if push is None or any(c.name not in push.trials for c in against):
+            return _undecided(NOT_GATHERED)
+        recorded = replace(evidence, source=RECORDED)
+        return _decided_by(recorded, [push.trials[c.name] for c in against])
+
+    return Claim(falsify.CLAIM, falsify.STATEMENT, "push", "counterfactual", decide, against)
+
+
 # The code
+
+
+@claim("push", "structural")
+def same_push_code(evidence: Evidence) -> Verdict:
+    """Today's source compiles to the very cubins that gave the recorded push steps."""
+    if evidence.push is None:
+        return _undecided(NOT_GATHERED)
+    if not evidence.push.compiled:
+        return _undecided("; ".join(evidence.push.notes) or "nothing was compiled")
+    recordings = evidence.push.recordings.values()
+    for dsl in {r.host.dsl for r in recordings} - {evidence.compiler}:
+        return _undecided(f"compiled by DSL {evidence.compiler} here, by {dsl} there")
+    ran = [pair for recording in recordings for pair in recording.cubins.items()]
+    other = [key for key, sha in ran if evidence.push.compiled.get(key) != sha]
+    figures = f"{len(other)} of {len(ran)} cubins differ"
+    return _decided(bool(ran) and not other, figures, [f"{k}: another cubin" for k in other[:10]])
 
 
 @claim("compile", "structural")

@@ -16,6 +16,7 @@ from sparse_mla_verify.evidence import (
     RECORDED,
     CaseEvidence,
     Evidence,
+    Pushed,
     Trial,
     live_case,
     recorded_case,
@@ -24,7 +25,9 @@ from sparse_mla_verify.evidence import (
 )
 from sparse_mla_verify.pool import spread
 from sparse_mla_verify.predict import assess_all
+from sparse_mla_verify.push import falsify, record
 from sparse_mla_verify.recordings import (
+    FOLDER,
     KERNEL,
     Recording,
     arrays_of,
@@ -165,6 +168,34 @@ def from_nothing(
         findings={key: inspected.findings for key, inspected in source.items()},
         notes=notes,
     )
+
+
+def pushed(progress: Progress, *, workers: int | None = None) -> Pushed:
+    """Push mode, from the recordings of it that come with the package."""
+    recordings = {name: record.load(FOLDER / name) for name in falsify.RECORDINGS}
+    progress.start("push", falsify.jobs())
+    trials = falsify.try_all(recordings, workers=workers, advance=lambda: progress.advance("push"))
+    arch = next(iter(recordings.values())).host.arch
+    wanted = sorted({record.sizes_of(key) for r in recordings.values() for key in r.cubins})
+    progress.start("compile push", len(wanted))
+    compiled: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    try:
+        for _, found in spread(compile_step, [(*sizes, f"{arch}a") for sizes in wanted], workers):
+            compiled |= found
+            progress.advance("compile push")
+    except ImportError as missing:
+        compiled, notes = {}, (f"the kernel package can't be imported: {missing}",)
+    return Pushed(recordings, compiled, trials, notes)
+
+
+def compile_step(batch: int, owner_heads: int, ranks: int, width: int, arch: str) -> dict[str, str]:
+    """The SHA-256 of a step's cubins, by kernel and sizes."""
+    from sparse_mla_kernel import MailboxLayout, cross_compile_step
+
+    box = MailboxLayout(owner_heads * ranks, owner_heads, ranks, batch)
+    step = cross_compile_step(batch, width, box, arch)
+    return {record.key_of(n, batch, owner_heads, ranks, width): a.sha256 for n, a in step.items()}
 
 
 def _try_all(

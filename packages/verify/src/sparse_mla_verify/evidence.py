@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sparse_mla_verify.cases import HEAD_TILE, Case
 from sparse_mla_verify.compare import compare_bits
 from sparse_mla_verify.predict import Assessment
+from sparse_mla_verify.push.record import PushRecording
 from sparse_mla_verify.recordings import Check, Host, RecordedCase, Recording, differing_tiles
 from sparse_mla_verify.runs import Output, Runner, run_poisoned
 from sparse_mla_verify.structure import Finding
@@ -45,9 +46,10 @@ class CaseEvidence:
 class Trial:
     """A counterfactual held against a kernel's bits.
 
-    Tiles are (row, 16 heads) of latents. `telling` counts the elements, latents and LSEs, that the
-    kernel gave and the counterfactual gives otherwise; it counts where the kernel's bits are known,
-    which in a recording of digests is where they are the contract's.
+    Tiles are (row, 16 heads) of latents; of a push step, (row, owner). `telling` counts the
+    elements, latents and LSEs, that the kernel gave and the counterfactual gives otherwise; it
+    counts where the kernel's bits are known, which in a recording of digests is where they are the
+    contract's.
     """
 
     name: str
@@ -84,6 +86,16 @@ class Trial:
 
 
 @dataclass(frozen=True, eq=False)
+class Pushed:
+    """What push mode's recordings, by file name, and today's sources say; a GPU is never asked."""
+
+    recordings: Mapping[str, PushRecording]
+    compiled: Mapping[str, str]  # kernel and sizes -> SHA-256 of today's cubin
+    trials: Mapping[str, Trial]  # by counterfactual
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Evidence:
     """All that an audit found."""
 
@@ -96,6 +108,7 @@ class Evidence:
     compiler: str = ""  # the DSL's version here
     findings: Mapping[str, Mapping[str, Finding]] = field(default_factory=dict)  # by signature
     trials: Mapping[str, Trial] = field(default_factory=dict)  # by counterfactual
+    push: Pushed | None = None  # None: not gathered
     stale: tuple[str, ...] = ()  # cases that the recording lacks or has of other inputs
     notes: tuple[str, ...] = ()  # why something could not be gathered
 

@@ -29,6 +29,29 @@ def one_thread_each() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+_kept: list[ProcessPoolExecutor] = []
+
+
+@contextmanager
+def kept(workers: int | None = None) -> Iterator[None]:
+    """Meanwhile `spread` goes to one set of processes: each imports what it needs but once."""
+    count = workers or os.cpu_count() or 1
+    if count <= 1:
+        yield
+        return
+    with one_thread_each(), _processes(count) as pool:
+        _kept.append(pool)
+        try:
+            yield
+        finally:
+            _kept.pop()
+
+
+def _processes(count: int) -> ProcessPoolExecutor:
+    # Spawned, not forked: the parent may hold threads and a CUDA context.
+    return ProcessPoolExecutor(count, mp_context=get_context("spawn"))
+
+
 def spread(
     function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], workers: int | None
 ) -> Iterator[tuple[int, Result]]:
@@ -41,8 +64,16 @@ def spread(
     if count <= 1:
         yield from ((k, function(*task)) for k, task in enumerate(tasks))
         return
-    # Spawned, not forked: the parent may hold threads and a CUDA context.
-    with one_thread_each(), ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(function, *task): k for k, task in enumerate(tasks)}
-        for future in as_completed(futures):
-            yield futures.pop(future), future.result()
+    if _kept:
+        yield from _done(_kept[-1], function, tasks)
+        return
+    with one_thread_each(), _processes(count) as pool:
+        yield from _done(pool, function, tasks)
+
+
+def _done(
+    pool: ProcessPoolExecutor, function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]
+) -> Iterator[tuple[int, Result]]:
+    futures = {pool.submit(function, *task): k for k, task in enumerate(tasks)}
+    for future in as_completed(futures):
+        yield futures.pop(future), future.result()

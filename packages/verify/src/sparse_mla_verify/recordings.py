@@ -47,13 +47,18 @@ class Host:
 
 @dataclass(frozen=True)
 class Check:
-    """A check that is no comparison with the reference of one case: its name, size and result."""
+    """A check that is no comparison with the reference of one case: its name, size and result.
+
+    `expected` is a digest of what it was compared with, where that can be told from today's
+    sources.
+    """
 
     name: str
     about: str
     elements: int
     differing: int
     first: str = ""
+    expected: str = ""
 
     @property
     def same(self) -> bool:

@@ -3,8 +3,9 @@
 Cache rows that no list names hold NaN.
 """
 
+import hashlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from sparse_mla_verify.pool import spread
 SEED = 2027
 BATCH, WIDTH = 5, 16
 CACHE_ROWS = 96
+CYCLE, CYCLE_KEYS = 7, 6  # distinct steps of a run on one GPU, odd so that each meets both parities
+GROUP_KEYS = 12  # keys a row, at the most, of the steps between GPUs
 SCALE = float(np.float32(np.log2(np.e) / np.sqrt(COLUMNS)))
 
 Arrays = tuple[NDArray[Any], ...]
@@ -56,6 +59,19 @@ class StepBits:
     latent: NDArray[np.uint16]
     lse: NDArray[np.uint32]
     dropped: NDArray[np.int32]
+
+
+def step_digest(step: StepBits) -> str:
+    """SHA-256, in hex, of what a step gives: latents, then LSEs, little-endian."""
+    found = hashlib.sha256()
+    for x in (step.latent, step.lse):
+        found.update(np.ascontiguousarray(x, x.dtype.newbyteorder("<")).tobytes())
+    return found.hexdigest()
+
+
+def joined(digests: Iterable[str]) -> str:
+    """The digest of several steps, from those of each in order."""
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def predict_step(case: StepCase) -> StepBits:

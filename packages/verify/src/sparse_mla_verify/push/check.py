@@ -22,12 +22,16 @@ import numpy as np
 from sparse_mla_verify.compare import Comparison
 from sparse_mla_verify.push.cases import (
     BATCH,
+    CYCLE,
+    CYCLE_KEYS,
     WIDTH,
     StepBits,
     cycle,
     drawn,
+    joined,
     predict_steps,
     special,
+    step_digest,
 )
 from sparse_mla_verify.push.record import PushRecording, Timing, artifacts_of
 from sparse_mla_verify.recordings import Check
@@ -38,7 +42,6 @@ if TYPE_CHECKING:
 
 #: Heads in all; each is divided by the number of ranks.
 HEADS = (96, 128)
-CYCLE = 7  # odd, so that each step's inputs meet both parities
 LAPS = 6
 LOST_TIMEOUT_S = 0.25
 STREAM_STEPS = 300
@@ -48,6 +51,11 @@ def count_check(name: str, about: str, found: int, wanted: int, elements: int = 
     """A check of one number; `elements` is how many things were counted over."""
     first = "" if found == wanted else f"found {found}, wanted {wanted}"
     return Check(name, about, elements, abs(found - wanted), first)
+
+
+def compared_with(expected: Sequence[StepBits], check: Check) -> Check:
+    """The check with the digest of what it was compared with."""
+    return replace(check, expected=joined(map(step_digest, expected)))
 
 
 def special_steps(ranks: int, heads: int, workers: int) -> list[Check]:
@@ -66,7 +74,8 @@ def special_steps(ranks: int, heads: int, workers: int) -> list[Check]:
             outputs = group.outputs()
             group.step(inputs, outputs, order if parity else None)
             runs.append((case, parity, outputs, group.dropped(), group.unarmed()))
-    expected = dict(zip((c.name for c in cases), predict_steps(cases, workers), strict=True))
+    predicted = predict_steps(cases, workers)
+    expected = dict(zip((c.name for c in cases), predicted, strict=True))
     compared: list[Comparison] = []
     dropped_wrong, unarmed = 0, 0
     for case, parity, outputs, dropped, words in runs:
@@ -77,7 +86,10 @@ def special_steps(ranks: int, heads: int, workers: int) -> list[Check]:
     where = f"D={ranks} x {owner_heads} heads"
     mailbox_words = group.box.size // 4 * ranks * len(runs)
     return [
-        Check.of(f"special/{where}", f"{len(cases)} special steps, both parities", compared),
+        compared_with(
+            predicted,
+            Check.of(f"special/{where}", f"{len(cases)} special steps, both parities", compared),
+        ),
         count_check(
             f"dropped/{where}", "counts of dropped rows", dropped_wrong, 0, ranks**2 * len(runs)
         ),
@@ -92,7 +104,7 @@ def many_steps(ranks: int, heads: int, workers: int) -> list[Check]:
     from sparse_mla_verify.push.emulated import Group, compare_step
 
     owner_heads = heads // ranks
-    cases = cycle(CYCLE, ranks, owner_heads, most=6)
+    cases = cycle(CYCLE, ranks, owner_heads, most=CYCLE_KEYS)
     group = Group(ranks, owner_heads, BATCH, WIDTH)
     inputs = [group.inputs(case) for case in cases]
     outputs = [group.outputs() for _ in range(CYCLE * LAPS)]
@@ -110,7 +122,7 @@ def many_steps(ranks: int, heads: int, workers: int) -> list[Check]:
     about = f"{len(outputs)} steps back to back, {CYCLE} inputs in turn"
     epochs = sum(m.epoch() != len(outputs) for m in group.mailboxes)
     return [
-        Check.of(f"steps/{where}", about, compared),
+        compared_with(expected, Check.of(f"steps/{where}", about, compared)),
         count_check(f"epoch/{where}", "ranks whose epoch is not the step count", epochs, 0, ranks),
         count_check(f"armed-after-steps/{where}", "words left", group.unarmed(), 0, ranks),
     ]
@@ -322,7 +334,7 @@ def cubins_of(ranks: Sequence[int]) -> dict[str, str]:
         for heads in HEADS:
             box = MailboxLayout(heads, heads // d, d, BATCH)
             kernels = compile_step(BATCH, WIDTH, box, resolve_device("cuda"))
-            found |= artifacts_of(kernels, f"b{BATCH}-o{heads // d}-d{d}-w{WIDTH}")
+            found |= artifacts_of(kernels, BATCH, heads // d, d, WIDTH)
     return found
 
 

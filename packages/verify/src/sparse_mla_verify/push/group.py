@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparse_mla_verify.push.cases import BATCH, WIDTH, StepBits, cycle, predict_steps
+from sparse_mla_verify.push.cases import BATCH, GROUP_KEYS, WIDTH, StepBits, cycle, predict_steps
 from sparse_mla_verify.push.record import PushRecording, Timing, artifacts_of
 from sparse_mla_verify.recordings import Check
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from sparse_mla_verify.push.emulated import RankInputs
 
 HEADS = 96
-MOST_KEYS = 12
 TIMEOUT_S, LOST_TIMEOUT_S = 5.0, 0.5
 MOST_DELAY_US = 1000
 CYCLES_PER_US = 1900
@@ -81,7 +80,7 @@ class Worker:
         sizes = (job.owner_heads, BATCH)
         self.mailbox = DcpMailbox.symmetric(None, *sizes, timeout_s=TIMEOUT_S, device=self.device)
         self.kernels: CompiledStep = compile_dcp(self.mailbox, BATCH, WIDTH)
-        cases = cycle(job.distinct, job.ranks, job.owner_heads, most=MOST_KEYS)
+        cases = cycle(job.distinct, job.ranks, job.owner_heads, most=GROUP_KEYS)
         self.inputs = [RankInputs(case, rank, self.device) for case in cases]
         with np.load(job.folder / "expected.npz") as stored:
             self.latent = on_device(stored["latent"][:, rank], self.device)
@@ -329,9 +328,7 @@ def work(job: Job, rank: int) -> None:
     checks, timings = worker.run()
     plain = {
         "host": asdict(replace(host(), gpu_count=job.ranks)),
-        "cubins": artifacts_of(
-            worker.kernels, f"b{BATCH}-o{job.owner_heads}-d{job.ranks}-w{WIDTH}"
-        ),
+        "cubins": artifacts_of(worker.kernels, BATCH, job.owner_heads, job.ranks, WIDTH),
         "checks": [asdict(c) for c in checks],
         "timings": [asdict(t) for t in timings],
     }
@@ -365,7 +362,7 @@ def collect(job: Job) -> PushRecording:
 def store_expected(job: Job, workers: int) -> None:
     """Predict the distinct steps."""
     began = time.perf_counter()
-    cases = cycle(job.distinct, job.ranks, job.owner_heads, most=MOST_KEYS)
+    cases = cycle(job.distinct, job.ranks, job.owner_heads, most=GROUP_KEYS)
     expected: list[StepBits] = predict_steps(cases, workers)
     np.savez(
         job.folder / "expected.npz",

@@ -1,6 +1,7 @@
 """Recordings of push mode: what ran on how many GPUs, with which code, how fast."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,6 +68,23 @@ class _Kernels(Protocol):
     def artifacts(self) -> Mapping[str, _Artifact]: ...
 
 
-def artifacts_of(kernels: _Kernels, sizes: str) -> dict[str, str]:
+def artifacts_of(
+    kernels: _Kernels, batch: int, owner_heads: int, ranks: int, width: int
+) -> dict[str, str]:
     """The cubins of a compiled step, by kernel name and sizes."""
-    return {f"{name}-{sizes}": a.sha256 for name, a in kernels.artifacts.items()}
+    sizes = (batch, owner_heads, ranks, width)
+    return {key_of(name, *sizes): a.sha256 for name, a in kernels.artifacts.items()}
+
+
+def key_of(kernel: str, batch: int, owner_heads: int, ranks: int, width: int) -> str:
+    """The name of a cubin in a recording."""
+    return f"{kernel}-b{batch}-o{owner_heads}-d{ranks}-w{width}"
+
+
+def sizes_of(key: str) -> tuple[int, int, int, int]:
+    """Batch, owner heads, ranks and width of a cubin's name. Raises ValueError for another word."""
+    match = re.fullmatch(r"\w+-b(\d+)-o(\d+)-d(\d+)-w(\d+)", key)
+    if match is None:
+        raise ValueError(f"key: {key!r} is no cubin's name such as decode-b5-o48-d2-w16")
+    batch, owner_heads, ranks, width = map(int, match.groups())
+    return batch, owner_heads, ranks, width
