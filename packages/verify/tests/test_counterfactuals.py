@@ -54,7 +54,7 @@ def trials(recorded):
 
 def verdicts_of(trials):
     evidence = Evidence(LIVE, None, (), {}, {}, trials=trials)
-    return {c.name: c.decide(evidence) for c in claims.all_claims() if c.counterfactuals}
+    return {c.name: c.decide(evidence) for c in claims.all_claims() if c.name in cf.CLAIMS}
 
 
 def test_every_claim_on_the_contract_has_a_counterfactual_and_every_one_a_claim():

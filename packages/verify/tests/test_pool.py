@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -47,3 +49,27 @@ def test_kept_processes_are_the_same_for_all_work(monkeypatch):
     assert not after & {pid for _, pid, _ in found}
     with kept(1):
         assert not any(name in os.environ for name in THREADS)
+
+
+ENDS_AT_ONCE = """
+import os
+from sparse_mla_verify.pool import kept, spread
+if __name__ == "__main__":
+    with kept(2):
+        print(*{pid for _, pid in spread(os.getpid, [()] * 4, 2)}, flush=True)
+        os._exit(0)
+"""
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    """All of them hold the pipe that is read to its end here."""
+    script = tmp_path / "ends_at_once.py"
+    script.write_text(ENDS_AT_ONCE)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.split()

@@ -5,10 +5,11 @@ takes twice as long, and where every core has a process already, several times a
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -39,7 +40,7 @@ def kept(workers: int | None = None) -> Iterator[None]:
     if count <= 1:
         yield
         return
-    with one_thread_each(), _processes(count) as pool:
+    with one_thread_each(), processes(count) as pool:
         _kept.append(pool)
         try:
             yield
@@ -47,9 +48,24 @@ def kept(workers: int | None = None) -> Iterator[None]:
             _kept.pop()
 
 
-def _processes(count: int) -> ProcessPoolExecutor:
-    # Spawned, not forked: the parent may hold threads and a CUDA context.
-    return ProcessPoolExecutor(count, mp_context=get_context("spawn"))
+def processes(count: int) -> ProcessPoolExecutor:
+    """Processes that end with this one, however it ends.
+
+    Spawned, not forked: this one may hold threads and a CUDA context.
+    """
+    return ProcessPoolExecutor(count, get_context("spawn"), initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """Left alone, a process of a pool would wait for work for ever."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def spread(
@@ -67,7 +83,7 @@ def spread(
     if _kept:
         yield from _done(_kept[-1], function, tasks)
         return
-    with one_thread_each(), _processes(count) as pool:
+    with one_thread_each(), processes(count) as pool:
         yield from _done(pool, function, tasks)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +26,7 @@ from sparse_mla_verify.hardware.record import (
     tables_hash,
 )
 from sparse_mla_verify.hardware.sweeps import SWEEPS, expected_hash
+from sparse_mla_verify.pool import processes
 from sparse_mla_verify.recordings import Host
 
 # Mismatches that are kept of a part, and heads of a sweep whose mismatches are counted one by one.
@@ -279,7 +279,7 @@ class _Pool:
     def _new(self) -> ProcessPoolExecutor:
         for library in ("OMP", "OPENBLAS", "MKL"):
             os.environ[f"{library}_NUM_THREADS"] = "1"
-        return ProcessPoolExecutor(self._workers, mp_context=get_context("spawn"))
+        return processes(self._workers)
 
     def __enter__(self) -> "_Pool":
         return self
