@@ -16,7 +16,15 @@ import pytest
 import torch
 
 import sparse_mla_kernel
-from sparse_mla_kernel import BASE, LOW_LATENCY, MailboxLayout, build, cache, compile_step
+from sparse_mla_kernel import (
+    BASE,
+    LOW_LATENCY,
+    MailboxLayout,
+    build,
+    cache,
+    compile_step,
+    precompile_sparse,
+)
 from sparse_mla_kernel import compile as compile_module
 
 SIZES = {"batch": 2, "heads": 16, "padded": 32, "width": 8, "cap": 3, "push": None}
@@ -312,6 +320,37 @@ def test_a_damaged_kernel_is_compiled_again(root: Path, cross: list[str], built:
     assert again.artifact.cubin == built.cubin
     assert compile_small().artifact.cubin == built.cubin
     assert len(cross) == 2
+
+
+def test_a_kernel_is_compiled_beforehand(
+    root: Path, cross: list[str], built: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, into the entry that `compile_sparse` finds."""
+    sizes = (2, 16, 32, 8, 3, "sm_90a")
+    assert precompile_sparse(*sizes)
+    assert precompile_sparse(*sizes)
+    assert compile_small().artifact.cubin == built.cubin
+    assert cross == ["sm_90a"]
+    monkeypatch.setenv("SPARSE_MLA_CACHE", "0")
+    assert not precompile_sparse(*sizes)
+    assert cross == ["sm_90a"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"heads": 24}, "heads is 24"),
+        ({"cap": 1}, "cap is 1"),
+        ({"arch": "sm_80"}, "arch is"),
+        ({"schedule": "base"}, "schedule is"),
+        ({"push": (8, 1, 3)}, "push is"),
+    ],
+)
+def test_what_cannot_be_compiled_beforehand(change: dict[str, Any], words: str, root: Path) -> None:
+    sizes = {"batch": 2, "heads": 16, "padded": 32, "width": 8, "cap": 3, "arch": "sm_90a"}
+    with pytest.raises((TypeError, ValueError), match=words):
+        precompile_sparse(**sizes | change)
+    assert not root.exists()
 
 
 def test_each_kernel_of_a_step_has_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:

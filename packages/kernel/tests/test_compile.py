@@ -15,6 +15,7 @@ from sparse_mla_kernel import (
 )
 from sparse_mla_kernel import schedule as schedule_module
 from sparse_mla_kernel.layouts import THREADS, shared_layout
+from sparse_mla_kernel.low_latency import layouts as low_latency_layouts
 from sparse_mla_kernel.low_latency.decode import LowLatencyDecode
 
 SIZES = {"batch": 2, "heads": 32, "padded": 48, "width": 128, "cap": 4}
@@ -91,16 +92,34 @@ def test_low_latency_compiles_without_a_gpu(arch: str) -> None:
     assert "QMMA" not in sass
 
 
+@pytest.mark.parametrize(("batch", "heads"), [(1, 48), (40, 96)])
 @pytest.mark.parametrize("split", [2, 4, 8])
-def test_low_latency_does_not_spill(split: int) -> None:
-    assert "STL" not in cross_compile(**SIZES, schedule=replace(LOW_LATENCY, split=split)).sass()
+def test_low_latency_does_not_spill(split: int, batch: int, heads: int) -> None:
+    schedule = replace(LOW_LATENCY, split=split)
+    assert "STL" not in cross_compile(batch, heads, 96, 2048, batch, schedule=schedule).sass()
 
 
-@pytest.mark.parametrize(("heads", "shares"), [(16, False), (32, True), (48, False)])
-def test_an_even_number_of_tiles_shares_its_gathers(heads: int, shares: bool) -> None:
-    assert LowLatencyDecode(2, heads, 48, 128).cluster == (8 if shares else 4)
-    ptx = cross_compile(**(SIZES | {"heads": heads}), schedule=LOW_LATENCY).ptx
-    assert ("multicast::cluster" in ptx) is shares
+@pytest.mark.parametrize(
+    ("batch", "heads", "split", "tiles"),
+    [(1, 96, 8, 1), (2, 128, 8, 2), (5, 48, 8, 1), (6, 80, 4, 1), (5, 96, 4, 1), (12, 96, 2, 2)],
+)
+def test_a_cta_has_two_tiles_of_heads_where_one_would_not_run_at_once(
+    batch: int, heads: int, split: int, tiles: int
+) -> None:
+    decode = LowLatencyDecode(batch, heads, 128, 128, schedule=replace(LOW_LATENCY, split=split))
+    assert decode.layout.tiles == tiles
+    assert decode.layout.heads == 16 * tiles
+
+
+@pytest.mark.parametrize("tiles", [1, 2])
+@pytest.mark.parametrize("split", [2, 4, 8])
+def test_low_latency_fits_the_shared_memory_of_an_sm(split: int, tiles: int) -> None:
+    layout = low_latency_layouts.shared_layout(replace(LOW_LATENCY, split=split), tiles)
+    assert layout.size <= 227 * 1024
+    # What takes the place of keys and logits, once they are not needed, fits there
+    assert 4 * layout.heads * 512 <= layout.logit - layout.keys
+    assert 4 * layout.heads * layout.cta_columns <= layout.p - layout.logit
+    assert split * 64 * layout.value_stride_bytes <= layout.logit - layout.values
 
 
 @pytest.mark.parametrize(

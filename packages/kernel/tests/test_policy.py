@@ -1,8 +1,20 @@
-"""Which batches run this kernel."""
+"""Which batches run this kernel, and by which schedule."""
+
+from dataclasses import replace
 
 import pytest
 
-from sparse_mla_kernel import parse_table, sparse_for
+from sparse_mla_kernel import (
+    BASE,
+    LOW_LATENCY,
+    parse_schedules,
+    parse_table,
+    policy,
+    schedule_for,
+    sparse_for,
+)
+
+SPLIT_4 = replace(LOW_LATENCY, split=4)
 
 
 def test_later_entries_win() -> None:
@@ -47,3 +59,89 @@ def test_sizes_are_ints() -> None:
 def test_a_table_is_text() -> None:
     with pytest.raises(TypeError, match="table is a int; it may be a str"):
         parse_table(5)
+
+
+# Schedules
+
+TABLE = "1-2x16:low-latency,3-8x16:low-latency-4,1x96:low-latency-4,4x96:low-latency-2,16x96:base"
+
+
+def test_a_table_of_schedules() -> None:
+    assert parse_schedules("1-2x16:base, 2x16:low-latency,5x96:low-latency-4") == {
+        16: {1: BASE, 2: LOW_LATENCY},
+        96: {5: SPLIT_4},
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "schedule"),
+    [
+        (1, 16, LOW_LATENCY),
+        (3, 16, SPLIT_4),
+        (8, 16, SPLIT_4),
+        (9, 16, SPLIT_4),  # past the largest: the largest
+        (1, 96, SPLIT_4),
+        (2, 96, replace(LOW_LATENCY, split=2)),  # between: the next larger
+        (4, 96, replace(LOW_LATENCY, split=2)),
+        (5, 96, BASE),
+        (10**9, 96, BASE),
+        (1, 32, SPLIT_4),
+        (16, 128, BASE),
+    ],
+)
+def test_sizes_that_no_table_names_are_as_the_next_larger(
+    rows: int, heads: int, schedule: object
+) -> None:
+    assert schedule_for(rows, heads, table=TABLE) == schedule
+
+
+def test_the_shipped_table_names_every_head_count_and_batch_size_of_the_grid() -> None:
+    table = parse_schedules(policy.SCHEDULES)
+    assert sorted(table) == [16, 64, 96, 128]
+    for heads, of_heads in table.items():
+        assert sorted(of_heads) == list(range(1, 17))
+        assert all(schedule_for(rows, heads) == of_heads[rows] for rows in of_heads)
+    assert parse_table(policy.TABLE)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "1:low-latency",
+        "1x96",
+        "1x96:fast",
+        "1x96:low-latency-8",
+        "2-1x96:base",
+        "0x96:base",
+        "65536x96:base",
+        "1x0:base",
+        "1x24:base",
+        "1x-16:base",
+        "1 x96:base",
+    ],
+)
+def test_malformed_tables_of_schedules(entry: str) -> None:
+    with pytest.raises(ValueError, match=r"table has the entry '.*'; it may be FIRST-LASTx"):
+        schedule_for(1, 96, table=f"1x96:base,{entry}")
+
+
+def test_a_table_of_schedules_has_entries() -> None:
+    with pytest.raises(ValueError, match="table has no entry"):
+        schedule_for(1, 96, table=" , ")
+    with pytest.raises(TypeError, match="table is a int; it may be a str such as '1-8x96"):
+        parse_schedules(5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "error", "words"),
+    [
+        (0, 96, ValueError, "rows is 0; it may be 1 or more"),
+        (1, 24, ValueError, "heads is 24; it may be a positive multiple of 16"),
+        (1, 0, ValueError, "heads is 0"),
+        (1.0, 96, TypeError, r"rows is 1\.0, a float"),
+        (1, True, TypeError, "heads is True"),
+    ],
+)
+def test_sizes_of_a_batch(rows: int, heads: int, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        schedule_for(rows, heads)

@@ -1,6 +1,8 @@
+import argparse
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,18 +10,45 @@ import pytest
 import torch
 from rich.console import Console
 
-from sparse_mla_kernel import BASE, parse_table
-from sparse_mla_verify.bench import command, grid, machine, policy, report, session, summary, timing
-from sparse_mla_verify.bench.grid import CHECKPOINT, FULL, QUICK, QUICK_WIDE, WIDE, Point, ordered
+import sparse_mla_kernel.policy as kernel_policy
+from sparse_mla_kernel import BASE, cache, parse_schedules, parse_table
+from sparse_mla_verify.bench import (
+    command,
+    grid,
+    machine,
+    page,
+    policy,
+    precompile,
+    report,
+    session,
+    summary,
+    timing,
+)
+from sparse_mla_verify.bench.grid import (
+    CHECKPOINT,
+    FULL,
+    QUICK,
+    QUICK_WIDE,
+    WIDE,
+    Point,
+    ordered,
+    parse_points,
+)
 from sparse_mla_verify.bench.measure import Bench, disagreeing, relative_error
-from sparse_mla_verify.bench.results import Result, Run, load
+from sparse_mla_verify.bench.results import SCHEDULES, Result, Run, load
 from sparse_mla_verify.bench.timing import Spread, host_time, interleave
 from sparse_mla_verify.bench.workload import POOL_ROWS, SETS, Pool, workload
+from sparse_mla_verify.cases import Signature
+from sparse_mla_verify.collect import cross_compiled, dsl_version
+from sparse_mla_verify.marks import MARKS, between_marks
 from sparse_mla_verify.peers import Prepared, ours, pytorch
 from sparse_mla_verify.peers.ours import Sparse
 from sparse_mla_verify.peers.pytorch import PyTorch
+from sparse_mla_verify.schedules import kernel_schedule
 
 WIDTH = 64
+ROOT = Path(__file__).parents[3]
+SHIPPED = Path(command.__file__).parents[1] / "data" / "bench_latency.json"
 
 
 class Clock:
@@ -91,7 +120,7 @@ def bench_of(pool, *implementations, timer=None, trials=3):
 
 def result_of(point, **times):
     spread = {name: (time - 0.1, time + 0.1) for name, time in times.items()}
-    return Result(point, 2048, times, spread, 25, {"ours": 0.02}, 1980, {"schedule": {"split": 4}})
+    return Result(point, 2048, times, spread, 25, {"base": 0.02}, 1980, {"ours": "low-latency"})
 
 
 def grid_run(ours=0.5, flashmla=1.0, points=FULL, wins=lambda point: True):
@@ -142,6 +171,15 @@ def test_inputs_are_distinct_sets_of_finite_values(pool):
     assert torch.equal(again.rows, work.rows)
     wide = work.widened(80, 70)
     assert (wide.width, wide.peer_width, wide.rows[0, 0, 7]) == (80, 70, work.ids[0, 0, 7])
+
+
+def test_points_are_read_from_text():
+    assert parse_points("5x96x0, 5x96x256,5x96x0") == (Point(5, 96, 0), CHECKPOINT)
+    for text in ("5x96", "5x96xa", "0x96x1", "1x24x1", "1x0x1", "1x96x-1", "1x96x\u00b2"):
+        with pytest.raises(ValueError, match="points has"):
+            parse_points(text)
+    with pytest.raises(ValueError, match="points is empty"):
+        parse_points(",")
 
 
 # Timing
@@ -208,6 +246,61 @@ def test_a_point_is_checked_and_timed(pool):
     assert result.notes == {"name": "ours"}
     assert (result.width, result.sm_mhz, result.failed) == (WIDTH, 1980, {})
     assert disagreeing([result]) == []
+
+
+def test_what_a_graph_reads_outlives_its_replays(pool):
+    """A CUDA graph holds addresses alone: what is freed is used anew under it."""
+    held, alive = [], []
+
+    class Holder:
+        def __init__(self, name):
+            self.name = name
+
+        def prepare(self, work):
+            tensor = torch.zeros(1)
+            held.append(weakref.ref(tensor))
+            return Prepared([tensor.sum])
+
+    class Graphs:
+        def capture(self, calls):
+            def replay():
+                alive.append([ref() is not None for ref in held])
+                return 1.0
+
+            return replay
+
+    bench_of(pool, Holder("a"), Holder("b"), timer=Graphs()).point(Point(1, 16, 2))
+    assert len(alive) > 2
+    assert alive.count([True, True]) == len(alive)
+    assert [ref() for ref in held] == [None, None]
+
+
+def test_ours_is_the_schedule_that_is_picked(pool):
+    bench = bench_of(pool, Decoder("base"), Decoder("low-latency"), Decoder("low-latency-4"))
+    bench.pick = lambda rows, heads: "low-latency" if (rows, heads) == (2, 16) else "other"
+    bench.timer = FakeTimer(iter([float(k) for k in range(1000)]))
+    result = bench.point(Point(2, 16, 40))
+    assert list(result.times_us) == ["ours", "base", "low-latency", "low-latency-4"]
+    assert result.times_us["ours"] == result.times_us["low-latency"]
+    assert len(set(result.times_us.values())) == 3
+    assert result.spread_us["ours"] == result.spread_us["low-latency"]
+    assert result.notes["ours"] == "low-latency"
+    assert "ours" not in bench.point(Point(3, 16, 40)).times_us
+
+
+def test_another_choice_replaces_ours():
+    result = result_of(
+        Point(1, 16, 0), ours=9.0, ours_wide=9.0, base=1.0, base_wide=2.0, baseline=3.0
+    )
+    host = {"run_sparse": 1.0, "run_sparse base": 2.0, "run_sparse low-latency": 3.0}
+    run = Run({}, [result], [result], host).with_ours(lambda rows, heads: "base")
+    for changed in (*run.results, *run.wide):
+        assert changed.times_us == {
+            "ours": 1.0, "ours_wide": 2.0, "base": 1.0, "base_wide": 2.0, "baseline": 3.0,
+        }  # fmt: skip
+        assert changed.notes == {"ours": "base"}
+    assert run.host_us == host | {"run_sparse": 2.0}
+    assert run.with_ours(lambda rows, heads: "base") == run
 
 
 def test_no_keys_are_a_point_too(pool):
@@ -279,11 +372,13 @@ def test_wide_lists_are_compared_with_narrow_ones(pool):
             widths.setdefault(self.name, []).append((work.width, work.peer_width))
             return super().prepare(work)
 
-    bench = bench_of(pool, Watching("ours"), Watching("base"), Watching("flashmla"))
+    bench = bench_of(pool, *map(Watching, ("base", "low-latency", "flashmla", "pytorch", "floor")))
+    bench.pick = lambda rows, heads: "low-latency"
     result = bench.wide(Point(2, 16, 40))
     lists = [(40, 40), (WIDTH, WIDTH)]
-    assert widths == {"ours": lists, "flashmla": lists}
-    names = ["ours_narrow", "ours_wide", "flashmla_narrow", "flashmla_wide"]
+    timed = ("base", "low-latency", "flashmla")
+    assert widths == dict.fromkeys(timed, lists)
+    names = [f"{name}_{which}" for name in ("ours", *timed) for which in ("narrow", "wide")]
     assert list(result.times_us) == names
 
 
@@ -362,6 +457,17 @@ def test_targets_of_lists_and_host_time():
 # Policy
 
 
+def schedules_run(times, points=FULL, flashmla=1.0):
+    """A run in which a point's times are what a function says."""
+    results = [result_of(p, flashmla=flashmla, **times(p)) for p in points]
+    return Run({"gpu": "a GPU", "driver": "1", "date": "2000-01-01"}, results)
+
+
+def flat(**times):
+    """The same times everywhere; a blank in a name is a hyphen."""
+    return lambda point: {name.replace("_", "-"): time for name, time in times.items()}
+
+
 def test_a_policy_follows_from_a_run():
     assert policy.table_text(grid_run(), max_keys=2048) == "1-16:sparse"
     none = grid_run(wins=lambda point: False)
@@ -383,6 +489,141 @@ def test_a_policy_needs_the_whole_grid():
         policy.table_text(grid_run(), max_keys=-1)
 
 
+def test_a_shapes_schedule_has_the_least_mean():
+    def times(p):
+        small = p.rows * p.heads < 500
+        # At 16 heads and 16 rows: 9 of 8 points slower by 1.2, the last faster by 4.
+        mean = {"low-latency-2": 0.2 if p.keys == 2048 else 0.96, "low-latency-4": 0.8}
+        odd = mean if (p.rows, p.heads) == (16, 16) else {}
+        return {"base": 2.0, "low-latency": 0.5 if small else 1.5, "low-latency-4": 1.0} | odd
+
+    run = schedules_run(times)
+    lines = policy.schedules_text(run, max_keys=2048)
+    assert lines == [
+        "1-16x16:low-latency",
+        "1-6x64:low-latency,7-16x64:low-latency-4",
+        "1-5x96:low-latency,6-16x96:low-latency-4",
+        "1-3x128:low-latency,4-16x128:low-latency-4",
+    ]
+    table = ",".join(lines)
+    pick = policy.chosen_by(table)
+    # Sizes between measured ones are as the next larger, by the kernel's rule too.
+    assert [pick(7, 64), pick(3, 112), pick(4, 112), pick(17, 256)] == [
+        "low-latency-4", "low-latency", "low-latency-4", "low-latency-4",
+    ]  # fmt: skip
+
+
+def test_the_mean_is_geometric_and_of_the_keys_that_count():
+    def times(p):
+        return {"base": 0.1 if p.keys == 2048 else 1.0, "low-latency-2": 0.9}
+
+    run = schedules_run(times)
+    assert policy.schedules_text(run, max_keys=2048)[0] == "1-16x16:base"  # 10 ** -(1 / 8) = 0.75
+    assert policy.schedules_text(run, max_keys=1024)[0] == "1-16x16:low-latency-2"
+
+
+def test_a_schedule_that_failed_somewhere_is_not_chosen():
+    def times(p):
+        return {"base": 1.0} | ({} if p == Point(5, 96, 16) else {"low-latency": 0.5})
+
+    lines = policy.schedules_text(schedules_run(times), max_keys=2048)
+    assert lines[2] == "1-4x96:low-latency,5x96:base,6-16x96:low-latency"
+    with pytest.raises(ValueError, match=r"not all times of any of base, .* at 1 x 16"):
+        policy.schedules_text(schedules_run(times, QUICK), max_keys=2048)
+    with pytest.raises(ValueError, match="not all times"):
+        policy.schedules_text(schedules_run(flat(other=1.0)), max_keys=2048)
+
+
+def test_the_kernels_tables_are_written_by_the_command(tmp_path, capsys):
+    path, module = tmp_path / "run.json", tmp_path / "policy.py"
+    before = "import re\n\n# policy: written before\nTABLE = 5\n# /policy\n\nNAMED = 1\n"
+    module.write_text(before)
+    schedules_run(flat(base=2.0, low_latency_4=0.5)).save(path)
+    given = ["policy", str(path), "--max-keys", "1024"]
+    assert command.main(given) == 0
+    text = capsys.readouterr().out
+    assert (module.read_text(), load(path).names[0]) == (before, "base")
+    assert command.main([*given, "--into", str(module)]) == 0
+    assert module.read_text() == f"import re\n\n{text}\nNAMED = 1\n"
+    assert policy.part_of(module.read_text()) == (text, 1024)
+    values = {}
+    exec(text, values)
+    assert values["TABLE"] == "1-16:sparse"
+    assert parse_schedules(values["SCHEDULES"])[96][5] == kernel_schedule("low-latency-4")
+    # Ours follows, in the run as well.
+    assert load(path).at(CHECKPOINT).times_us["ours"] == 0.5
+    assert command.main([*given, "--into", str(module)]) == 0
+    assert module.read_text() == f"import re\n\n{text}\nNAMED = 1\n"
+    module.write_text("no marks\n")
+    assert command.main([*given, "--into", str(module)]) == 2
+    assert "0 marked parts" in capsys.readouterr().err
+
+
+def test_long_tables_stay_within_a_line():
+    def times(p):
+        fast = SCHEDULES[grid.ROWS.index(p.rows) % len(SCHEDULES)]
+        return dict.fromkeys(SCHEDULES, 2.0) | {fast: 0.5}
+
+    text, run = policy.code(schedules_run(times), max_keys=2048)
+    assert max(map(len, text.splitlines())) <= 100
+    values = {}
+    exec(text, values)
+    pick = policy.chosen_by(values["SCHEDULES"])
+    assert [pick(rows, 96) for rows in grid.ROWS] == list(SCHEDULES) * 2
+    assert {r.times_us["ours"] for r in run.results} == {0.5}
+
+
+def test_the_kernel_names_the_schedules_as_the_other_layers_do():
+    assert dict(kernel_policy.NAMED) == {name: kernel_schedule(name) for name in SCHEDULES}
+
+
+# Compiling beforehand
+
+
+def test_kernels_of_a_run():
+    points = [Point(1, 16, 4), Point(1, 16, 8), Point(2, 16, 4)]
+    assert precompile.shapes(points, points[:1], 64) == [(1, 16, 64), (2, 16, 64), (1, 16, 4)]
+    assert len(precompile.shapes(FULL, WIDE, grid.WIDTH)) == 8 * 4 + 4
+
+
+def test_what_is_timed_is_compiled_before(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPARSE_MLA_CACHE_DIR", str(tmp_path))
+    compile_all = precompile.compile_all
+    schedules = {"base": BASE, "low-latency": kernel_schedule("low-latency")}
+    seen = []
+
+    def compile_one(*sizes, schedule):
+        seen.append((sizes, schedule))
+        if sizes[0] == 2:
+            raise RuntimeError("no such kernel\nand more")
+        return True
+
+    monkeypatch.setattr(precompile, "precompile_sparse", compile_one)
+    shapes = [(1, 16, 64), (2, 32, 64)]
+    about = compile_all(shapes, schedules, "sm_90a", Console(width=200), workers=1)
+    assert seen == [
+        ((rows, heads, heads, width, rows, "sm_90a"), schedules[name])
+        for name in ("low-latency", "base")
+        for rows, heads, width in shapes
+    ]
+    assert (about["kernels"], about["failed"], about["processes"]) == (4, 2, 1)
+    assert capsys.readouterr().out.count("no such kernel") == 2
+    monkeypatch.setenv("SPARSE_MLA_CACHE", "0")
+    assert compile_all(shapes, schedules, "sm_90a", Console()) == {"kernels": 0}
+    assert len(seen) == 4
+
+
+def test_processes_compile_into_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARSE_MLA_CACHE_DIR", str(tmp_path))
+    shapes = [(1, 16, 8), (2, 16, 8)]
+    about = precompile.compile_all(shapes, {"base": BASE}, "sm_90a", Console(), workers=2)
+    assert (about["kernels"], about["failed"], about["processes"]) == (2, 0, 2)
+    sizes = {"batch": 2, "heads": 16, "padded": 16, "width": 8, "cap": 2, "push": None}
+    schedule = {"schedule": dict(vars(BASE))}
+    assert cache.holds(cache.describe("decode", "sm_90a", sizes | schedule))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 # Reports
 
 
@@ -393,7 +634,7 @@ def test_the_report_shows_points_ratios_and_failures(capsys):
     wide = [result_of(CHECKPOINT, ours_narrow=8.0, ours_wide=8.1)]
     host = {"run_sparse": {"median": 9.0, "low": 8.0, "high": 10.0}}
     run = Run(run.about, [*run.results[:-1], failed], wide, host, [Point(1, 16, 0)])
-    report.print_report(Console(width=110), run)
+    report.print_report(Console(width=160), run)
     shown = capsys.readouterr().out
     for words in (
         "5 x 96 x 256",
@@ -433,6 +674,95 @@ def test_the_plot_shows_what_has_several_key_counts(tmp_path):
         report.write_plot(tmp_path / "none.svg", grid_run(points=[CHECKPOINT]))
 
 
+def test_the_page_has_every_point_of_ours_and_the_targets():
+    lost = Point(8, 128, 2048)
+    run = grid_run(ours=0.3, wins=lambda point: point != lost)
+    wide = [result_of(CHECKPOINT, ours_narrow=8.0, ours_wide=8.14, flashmla_narrow=12.0)]
+    host = {"run_sparse": {"median": 9.04, "low": 8.0, "high": 10.0}}
+    run = Run(run.about | {"command": "the command"}, run.results, wide, host)
+    text = page.markdown(run, Path("figures/latency.svg"))
+    lines = text.splitlines()
+    assert lines[0] == "a GPU, driver 1, 2000-01-01: `the command`. Microseconds a launch, medians."
+    assert "(figures/latency.svg)" in text
+    assert "| geometric mean of ours / FlashMLA | 0.302 | 0.6 | 248 of 248 | yes |" in lines
+    assert "| points where ours is not ahead of FlashMLA | 1 | 0 | 248 of 248 | no |" in lines
+    assert text.count("0.3 (0.30)") == 255
+    assert text.count("**2.0 (2.00)**") == 1
+    assert "| `flashmla` |" + " 1.00 |" * 8 in lines
+    assert "| 5 |" + " `low-latency` |" * 4 in lines
+    assert "| 5 x 96 x 256 | 8.00 | 8.14 | 12.00 |  |" in lines
+    assert "| `run_sparse` | 9.0 |" in lines
+    tables = [line.count("|") for line in lines if line.startswith("|")]
+    assert set(tables) == {3, 6, 10}  # every line of a table has as many cells
+    assert page.markdown(Run({}, []))
+
+
+def test_the_page_is_written_by_the_command(tmp_path):
+    path, page_path, plot = tmp_path / "run.json", tmp_path / "page.md", tmp_path / "f" / "p.svg"
+    page_path.write_text("# Title\n\n<!-- figures: by a command -->\nold\n<!-- /figures -->\nend\n")
+    run = grid_run()
+    run.save(path)
+    given = ["table", str(path), "--plot", str(plot), "--into", str(page_path)]
+    assert command.main(given) == 0
+    text = page_path.read_text()
+    assert text == between_marks(text, page.markdown(run, Path("f/p.svg")))
+    assert text.startswith("# Title\n\n<!-- figures: by a command -->\n\na GPU, driver 1")
+    assert "old" not in text
+    assert command.main(given) == 0
+    assert page_path.read_text() == text
+
+
+# The run that ships
+
+
+@pytest.fixture
+def shipped():
+    if not SHIPPED.exists():
+        pytest.skip("the package ships no run of the benchmark yet")
+    return load(SHIPPED)
+
+
+def test_the_shipped_run_is_of_todays_code(shipped):
+    """At the checkpoint, for the base schedule and for ours; what runs is compiled here again."""
+    point = shipped.at(CHECKPOINT)
+    for name in ("base", point.notes["ours"]):
+        sizes = (CHECKPOINT.rows, CHECKPOINT.heads, CHECKPOINT.heads, point.width, CHECKPOINT.rows)
+        recorded = shipped.about["cubin_sha256"][name][Signature(*sizes).key]
+        if shipped.about["versions"]["dsl"] != dsl_version():
+            pytest.skip("another version of the DSL compiles to other code")
+        assert cross_compiled(Signature(*sizes, name), "sm_90a").sha256 == recorded, name
+
+
+def test_the_shipped_run_is_of_the_whole_grid_and_computed_the_right_thing(shipped):
+    assert shipped.left_out == []
+    assert {result.point for result in shipped.results} == set(FULL)
+    assert disagreeing([*shipped.results, *shipped.wide]) == []
+
+
+def test_the_shipped_tables_are_what_the_command_makes_of_the_shipped_run(shipped):
+    part, max_keys = policy.part_of(Path(kernel_policy.__file__).read_text())
+    assert max_keys is not None, "the tables are not written by the command"
+    text, chosen = policy.code(shipped, max_keys=max_keys)
+    assert part == text
+    assert chosen == shipped  # its times of ours are those of the shipped table
+
+
+def test_the_page_shows_the_shipped_run(shipped):
+    text = (ROOT / "docs" / "benchmark.md").read_text()
+    assert text == between_marks(text, page.markdown(shipped, Path("figures/latency.svg")))
+
+
+def test_the_page_has_a_place_for_the_figures():
+    assert len(MARKS.findall((ROOT / "docs" / "benchmark.md").read_text())) == 1
+
+
+def test_the_module_has_a_place_for_the_tables():
+    part, _ = policy.part_of(Path(kernel_policy.__file__).read_text())
+    values = {}
+    exec(part, values)
+    assert (values["TABLE"], values["SCHEDULES"]) == (kernel_policy.TABLE, kernel_policy.SCHEDULES)
+
+
 # The command
 
 
@@ -448,8 +778,12 @@ def test_the_benchmark_needs_a_gpu(monkeypatch, capsys):
     assert command.main(["--quick"]) == 2
     assert "needs an NVIDIA GPU" in capsys.readouterr().out
     assert command.main(["--trials", "0"]) == 2
-    with pytest.raises(SystemExit):
-        command.main(["--budget", "0"])
+    assert command.main(["--points", "5x96x256"]) == 2
+    for given in (["--budget", "0"], ["--points", "5x96"], ["--quick", "--points", "5x96x256"]):
+        with pytest.raises(SystemExit):
+            command.main(given)
+    with pytest.raises(argparse.ArgumentTypeError, match="ROWSxHEADSxKEYS"):
+        command._points("5x96")
 
 
 def test_records_are_read_again_by_command(tmp_path, capsys):
@@ -459,7 +793,7 @@ def test_records_are_read_again_by_command(tmp_path, capsys):
     assert plot.exists()
     capsys.readouterr()
     assert command.main(["policy", str(path), "--max-keys", "2048"]) == 0
-    assert capsys.readouterr().out == "1-16:sparse\n"
+    assert 'TABLE = "1-16:split"\n' in capsys.readouterr().out  # of base, as fast as FlashMLA
     assert command.main(["policy", str(path), "--max-keys", "-5"]) == 2
 
 
@@ -508,7 +842,7 @@ def test_nvidia_smi_is_asked_and_may_not_answer():
 
 @pytest.fixture
 def on_cpu(monkeypatch, pool):
-    def compile_sparse(*sizes, schedule=BASE):
+    def compile_sparse(*sizes, schedule):
         artifact = SimpleNamespace(sha256="ab")
         return SimpleNamespace(artifact=artifact, schedule=schedule)
 
@@ -522,7 +856,7 @@ def on_cpu(monkeypatch, pool):
         call()
         return Spread(9.0, 8.0, 10.0)
 
-    def sparse_decode(query, kv, rows, valid, *, scale_log2, out_scale):
+    def sparse_decode(query, kv, rows, valid, *, scale_log2, out_scale, schedule):
         return pytorch.decode(query, kv, rows, valid, scale_log2=scale_log2, out_scale=out_scale)
 
     monkeypatch.setattr(ours, "compile_sparse", compile_sparse)
@@ -534,7 +868,10 @@ def on_cpu(monkeypatch, pool):
     monkeypatch.setattr(session.gpu, "host", lambda: session.gpu.Host(**host))
     monkeypatch.setattr(machine, "own_gpu", lambda: "GPU-1")
     monkeypatch.setattr(machine, "query", lambda fields, gpu: {"clocks.max.sm": "1980"})
-    return bench_of(pool, Sparse("ours"), Sparse("base", BASE), PyTorch())
+    schedules = (Sparse(name, kernel_schedule(name)) for name in ("base", "low-latency"))
+    bench = bench_of(pool, *schedules, PyTorch())
+    bench.pick = lambda rows, heads: "low-latency"
+    return bench
 
 
 def options(path: Path, budget=None):
@@ -545,19 +882,33 @@ def test_a_whole_run(on_cpu, tmp_path, capsys):
     path = tmp_path / "run.json"
     points = (Point(1, 16, 4), Point(1, 16, 8))
     console = Console(width=200)
-    run = session.run(on_cpu, points, points[:1], options(path), 0.0, console)
+    about = {"compiled": {"kernels": 4}}
+    run = session.run(on_cpu, points, points[:1], options(path), 0.0, console, about=about)
     assert session.close(run, console) == 0
     plain = json.loads(path.read_text())
     assert [result["keys"] for result in plain["results"]] == [4, 8]
     assert plain["wide"][0]["ours_wide_us"] == 2.0
-    assert plain["cubin_sha256"] == {f"b1-h16-p16-w{w}-c1": "ab" for w in (WIDTH, 4)}
+    assert [result["notes"]["ours"] for result in plain["results"]] == ["low-latency"] * 2
+    cubins = {f"b1-h16-p16-w{w}-c1": "ab" for w in (WIDTH, 4)}
+    assert plain["cubin_sha256"] == {"base": cubins, "low-latency": cubins}
+    assert plain["schedules"]["low-latency"]["split"] == kernel_schedule("low-latency").split
+    assert plain["compiled"] == {"kernels": 4}
     assert plain["gpu"] == "no GPU"
     assert plain["command"] == "the command"
     assert plain["versions"]["flashmla"] is None
     assert plain["host_us"]["run_sparse"] == {"median": 9.0, "low": 8.0, "high": 10.0}
-    assert set(plain["host_us"]) == {"run_sparse", "sparse_decode"}
+    assert set(plain["host_us"]) == {
+        "run_sparse", "run_sparse base", "run_sparse low-latency", "sparse_decode",
+    }  # fmt: skip
     assert plain["left_out"] == []
     report.print_report(console, load(path))
+
+
+def test_points_named_alone_are_timed_alone(on_cpu, tmp_path):
+    path = tmp_path / "run.json"
+    session.run(on_cpu, [Point(1, 16, 4)], (), options(path), 0.0, Console(), host=False)
+    plain = json.loads(path.read_text())
+    assert (plain["host_us"], plain["wide"], len(plain["results"])) == ({}, [], 1)
 
 
 def test_an_interrupted_run_is_written(on_cpu, tmp_path, monkeypatch):

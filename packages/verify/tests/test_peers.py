@@ -1,6 +1,5 @@
 import math
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,7 +102,6 @@ class Interface:
         softmax_scale,
         is_fp8_kvcache,
         indices,
-        topk_length,
         out,
     ):
         batch, queries, heads, _ = q.shape
@@ -117,10 +115,10 @@ class Interface:
         assert indices.shape[2] % 64 == 0
         assert out.shape == (batch, 1, heads, 512)
         assert all(t.is_contiguous() for t in (q, k_cache, indices, out))
-        self.seen.append((tile_scheduler_metadata, indices, topk_length))
+        self.seen.append((tile_scheduler_metadata, indices))
         cache = dequantised(k_cache)
         for b in range(batch):
-            ids = indices[b, 0, : None if topk_length is None else topk_length[b]]
+            ids = indices[b, 0]
             keys = cache[ids[ids >= 0].long()]
             p = (q[b, 0].double() @ keys.T * softmax_scale).softmax(-1)
             out[b, 0] = (p @ keys[:, :512]).to(torch.bfloat16)
@@ -140,22 +138,19 @@ def test_flashmla_is_given_the_same_problem(pool, heads, padded):
     assert prepared.notes == {
         "flashmla_heads": padded,
         "flashmla_width": 64,
-        "flashmla_counts": False,
     }
-    (first, _, count), (second, _, _) = interface.seen
+    (first, _), (second, _) = interface.seen
     assert first is second  # one metadata for all sets
-    assert count is None
 
 
-def test_flashmla_gets_counts_only_with_a_list_wider_than_need_be(pool):
+def test_flashmla_gets_a_wide_list_with_marks_past_the_keys(pool):
     work = workload(pool, Point(2, 16, 40), WIDTH, sets=1).widened(WIDTH, 128)
     interface = Interface()
     prepared = FlashMLA(interface, "stand-in").prepare(work)
     prepared.calls[0]()
-    (_, indices, count) = interface.seen[0]
+    (_, indices) = interface.seen[0]
     assert indices.shape == (2, 1, 128)
-    assert count.tolist() == [40, 40]
-    assert prepared.notes["flashmla_counts"]
+    assert (indices[..., 40:] == -1).all()
     assert relative(prepared.latent[0], work, 0) < 0.005
 
 
@@ -234,30 +229,29 @@ def kernel(monkeypatch):
     """The kernel's two functions, replaced by ones that keep their arguments."""
     seen = SimpleNamespace(compiled=[], ran=[])
 
-    def compile_sparse(*sizes, schedule=None):
+    def compile_sparse(*sizes, schedule):
         seen.compiled.append((sizes, schedule))
         artifact = SimpleNamespace(sha256=f"{sizes[:4]}")
-        return SimpleNamespace(artifact=artifact, schedule=schedule or BASE)
+        return SimpleNamespace(artifact=artifact, schedule=schedule)
 
     monkeypatch.setattr(ours, "compile_sparse", compile_sparse)
     monkeypatch.setattr(ours, "run_sparse", lambda *arguments: seen.ran.append(arguments))
     return seen
 
 
-def test_ours_is_compiled_by_default_and_base_by_name(pool, kernel):
+def test_ours_is_compiled_by_its_schedule(pool, kernel):
     work = workload(pool, Point(2, 32, 8), WIDTH, sets=2)
-    default, base = Sparse("ours"), Sparse("base", BASE)
-    assert default.prepare(work).notes == {"schedule": asdict(BASE)}
-    base.prepare(work)
+    base, split = Sparse("base", BASE), Sparse("split=8", Schedule(split=8))
+    assert base.prepare(work).notes == {}
+    split.prepare(work)
     sizes = (2, 32, 32, WIDTH, 2, torch.device("cpu"))
-    assert kernel.compiled == [(sizes, None), (sizes, BASE)]
-    assert default.cubins == {f"b2-h32-p32-w{WIDTH}-c2": f"(2, 32, 32, {WIDTH})"}
-    assert default.compile_seconds > 0
+    assert kernel.compiled == [(sizes, BASE), (sizes, Schedule(split=8))]
+    assert base.cubins == {f"b2-h32-p32-w{WIDTH}-c2": f"(2, 32, 32, {WIDTH})"}
 
 
 def test_ours_runs_each_set_into_outputs_of_its_own(pool, kernel):
     work = workload(pool, Point(2, 32, 8), WIDTH, sets=3)
-    prepared = Sparse("ours").prepare(work)
+    prepared = Sparse("base", BASE).prepare(work)
     for call in prepared.calls:
         call()
     for k, arguments in enumerate(kernel.ran):

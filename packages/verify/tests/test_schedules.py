@@ -35,7 +35,8 @@ def test_a_case_has_other_bits_and_the_same_inputs_on_another_schedule():
     assert (predict(base)[0] != predict(low)[0]).any()
 
 
-def test_the_low_latency_code_is_what_the_claims_say():
-    artifact = cross_compiled(Signature(5, 96, 96, 256, 5, LOW_LATENCY), "sm_90a")
+@pytest.mark.parametrize("rows", [5, 12])
+def test_the_low_latency_code_is_what_the_claims_say(rows):
+    artifact = cross_compiled(Signature(rows, 96, 96, 1100, rows, LOW_LATENCY), "sm_90a")
     wrong = {name: f.reason for name, f in check_structure(artifact).items() if not f.ok}
     assert not wrong

@@ -14,8 +14,9 @@ from sparse_mla_kernel.compile import (
     compile_step,
     cross_compile,
     cross_compile_step,
+    precompile_sparse,
 )
-from sparse_mla_kernel.policy import parse_table, sparse_for
+from sparse_mla_kernel.policy import parse_schedules, parse_table, schedule_for, sparse_for
 from sparse_mla_kernel.schedule import BASE, LOW_LATENCY, Schedule
 
 if TYPE_CHECKING:
@@ -56,10 +57,13 @@ __all__ = [
     "decode_op",
     "exchange_query",
     "merge_partials",
+    "parse_schedules",
     "parse_table",
+    "precompile_sparse",
     "push_decode",
     "run_dcp",
     "run_sparse",
+    "schedule_for",
     "sparse_decode",
     "sparse_for",
     "store_fp8_pair_shared",

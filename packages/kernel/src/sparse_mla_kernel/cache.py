@@ -186,6 +186,12 @@ def _runtime_name(path: Path | None) -> str | None:
 # ---- reading ------------------------------------------------------------------------------------
 
 
+def holds(inputs: Mapping[str, object]) -> bool:
+    """Whether there is an entry of these inputs; it is neither checked nor loaded."""
+    root = folder()
+    return root is not None and (root / key(inputs) / _MANIFEST).is_file()
+
+
 def find(inputs: Mapping[str, object]) -> Cached | None:
     """The kernel of these inputs, if an earlier process has kept it.
 

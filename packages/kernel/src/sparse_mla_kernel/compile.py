@@ -138,13 +138,31 @@ def _compile_loaded(
     push: Push | None,
     schedule: Schedule,
 ) -> CompiledSparse:
+    sizes, entry = _sparse_entry(batch, heads, padded, width, cap, push, schedule)
+    launch, artifact = _obtain("decode", sizes, device, entry)
+    return CompiledSparse(
+        batch, heads, padded, width, cap, device, schedule, artifact, launch, push
+    )
+
+
+def _sparse_entry(
+    batch: int,
+    heads: int,
+    padded: int,
+    width: int,
+    cap: int,
+    push: Push | None,
+    schedule: Schedule,
+) -> tuple[dict[str, object], Callable[[], Entry]]:
+    """What the cache knows the kernel by, and what makes what is compiled."""
+
     def entry() -> Entry:
         from sparse_mla_kernel import build
 
         kernel = build.decode_kernel(batch, heads, padded, width, push, schedule)
         return build.decode_entry(kernel, cap)
 
-    sizes = {
+    sizes: dict[str, object] = {
         "batch": batch,
         "heads": heads,
         "padded": padded,
@@ -153,10 +171,53 @@ def _compile_loaded(
         "push": push,
         "schedule": asdict(schedule),
     }
-    launch, artifact = _obtain("decode", sizes, device, entry)
-    return CompiledSparse(
-        batch, heads, padded, width, cap, device, schedule, artifact, launch, push
-    )
+    return sizes, entry
+
+
+def precompile_sparse(
+    batch: int,
+    heads: int,
+    padded: int,
+    width: int,
+    cap: int,
+    arch: str,
+    push: Push | None = None,
+    *,
+    schedule: Schedule = BASE,
+) -> bool:
+    """Compile a kernel into the cache, for a later :func:`compile_sparse` on this machine.
+
+    Nothing is loaded or launched: several processes may compile a kernel each, at once.
+
+    Args:
+        batch: As :func:`compile_sparse`, with the other sizes.
+        heads: See there.
+        padded: See there.
+        width: See there.
+        cap: See there.
+        arch: As :func:`cross_compile`.
+        push: See :func:`compile_sparse`.
+        schedule: Order of rounding.
+
+    Returns:
+        Whether the cache has it now. Not if it is off or can't be written; then nothing is compiled
+        in the first case, and nothing kept in the second.
+
+    Raises:
+        TypeError: An argument is of another type.
+        ValueError: An argument is out of range.
+    """
+    check_geometry(batch, heads, padded, width)
+    check_cap(cap, batch)
+    if push is not None:
+        check_push(push, heads, cap)
+    check_arch(arch)
+    check_schedule(schedule)
+    if cache.folder() is None:
+        return False
+    sizes, entry = _sparse_entry(batch, heads, padded, width, cap, push, schedule)
+    inputs = cache.describe("decode", arch, sizes)
+    return cache.holds(inputs) or _compiled(inputs, entry, arch)[2]
 
 
 def cross_compile(
@@ -316,16 +377,26 @@ def _obtain(
         from sparse_mla_kernel import build
 
         with torch.cuda.device(device):
-            compiled = build.compile_entry(*entry(), arch)
-        artifact = _artifact(compiled, arch)
-        kept = cache.folder() is not None and cache.keep(
-            inputs, build.object_file(compiled), artifact.ptx, artifact.cubin
-        )
+            compiled, artifact, kept = _compiled(inputs, entry, arch)
         # What was kept is what runs: later processes do nothing that this one didn't.
         found = cache.find(inputs) if kept else None
         if found is None:
             return build.launcher(compiled), artifact
     return found.launch, Artifact(arch, found.ptx, found.cubin)
+
+
+def _compiled(
+    inputs: Mapping[str, object], entry: Callable[[], Entry], arch: str
+) -> tuple[Any, Artifact, bool]:
+    """What the DSL makes of an entry, its code, and whether the cache has kept it."""
+    from sparse_mla_kernel import build
+
+    compiled = build.compile_entry(*entry(), arch)
+    artifact = _artifact(compiled, arch)
+    kept = cache.folder() is not None and cache.keep(
+        inputs, build.object_file(compiled), artifact.ptx, artifact.cubin
+    )
+    return compiled, artifact, kept
 
 
 def _artifact(compiled: Any, arch: str) -> Artifact:

@@ -107,6 +107,17 @@ def cvt_e4m3x2_f16x2(low: Float32, high: Float32) -> Uint32:
 
 
 @cute.jit
+def cvt_e4m3x4(a: Float32, b: Float32, c: Float32, d: Float32) -> Uint32:
+    """Four numbers rounded to E4M3 as :func:`cvt_e4m3x2` does, ``a`` in bits 0-7."""
+    return inline_ptx(
+        "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0}; "
+        "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2}; mov.b32 {$w0}, {low, high}; }",
+        write_only_types=[Uint32],
+        read_only_args=[a, b, c, d],
+    )
+
+
+@cute.jit
 def cvt_bf16x2(low: Float32, high: Float32) -> Uint32:
     """Two BF16, ``low`` in bits 0-15: nearest even, NaN to 0x7FFF."""
     return inline_ptx(
@@ -357,6 +368,34 @@ def load_shared_f32x2(address: Int32) -> tuple[Float32, Float32]:
 
 
 @cute.jit
+def load_shared_b32x4(address: Int32) -> tuple[Uint32, Uint32, Uint32, Uint32]:
+    """Four words of this CTA's shared memory, at a 16-byte aligned address."""
+    return inline_ptx(
+        "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[address],
+    )
+
+
+@cute.jit
+def load_matrices_transposed(address: Int32) -> tuple[Uint32, Uint32, Uint32, Uint32]:
+    """Four 8 x 8 matrices of 16-bit elements, each transposed: ``ldmatrix.x4.trans``.
+
+    Args:
+        address: In lane ``l``, row ``l % 8`` of matrix ``l / 8``: 16 bytes, 16-byte aligned.
+
+    Returns:
+        A word of each matrix: lane ``l`` has its rows ``2 (l % 4)`` (low half) and
+        ``2 (l % 4) + 1`` of column ``l / 4``.
+    """
+    return inline_ptx(
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[address],
+    )
+
+
+@cute.jit
 def load_shared_f32x4(address: Int32) -> tuple[Float32, Float32, Float32, Float32]:
     """Four float32 of this CTA's shared memory, at a 16-byte aligned address."""
     return inline_ptx(
@@ -376,6 +415,12 @@ def store_shared_b32(address: Int32, word: Int32) -> None:
 def store_shared_f32(address: Int32, value: Float32) -> None:
     """One float32 to this CTA's shared memory."""
     inline_ptx("st.shared.f32 [{$r0}], {$r1};", read_only_args=[address, value])
+
+
+@cute.jit
+def store_shared_b32x2(address: Int32, a: Uint32, b: Uint32) -> None:
+    """Two words to an 8-byte aligned address of this CTA's shared memory."""
+    inline_ptx("st.shared.v2.b32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[address, a, b])
 
 
 @cute.jit
@@ -418,6 +463,27 @@ def store_zero_shared_b128(address: Int32) -> None:
 def store_cluster_b32(address: Int32, word: Int32) -> None:
     """One word to a cluster address (:func:`map_shared`)."""
     inline_ptx("st.shared::cluster.b32 [{$r0}], {$r1};", read_only_args=[address, word])
+
+
+@cute.jit
+def copy_async_b128(address: Int32, source: Int64, size_bytes: Int32) -> None:
+    """Copy 16 bytes of global memory to shared memory, or zero them, without waiting.
+
+    Args:
+        address: Where to, 16-byte aligned.
+        source: Where from, 16-byte aligned.
+        size_bytes: 16, or 0: nothing is read and the 16 bytes become zero.
+    """
+    inline_ptx(
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};",
+        read_only_args=[address, source, size_bytes],
+    )
+
+
+@cute.jit
+def arrive_after_copies(barrier: Int32) -> None:
+    """Arrive on an mbarrier once this thread's :func:`copy_async_b128` so far have landed."""
+    inline_ptx("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{$r0}];", read_only_args=[barrier])
 
 
 @cute.jit
@@ -504,4 +570,23 @@ def store_async_f32x2(address: Int32, a: Float32, b: Float32, barrier: Int32) ->
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 "
         "[{$r0}], {{$r1}, {$r2}}, [{$r3}];",
         read_only_args=[address, a, b, barrier],
+    )
+
+
+@cute.jit
+def store_async_b32x2(address: Int32, a: Uint32, b: Uint32, barrier: Int32) -> None:
+    """As :func:`store_async_f32x4`, two words."""
+    inline_ptx(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 "
+        "[{$r0}], {{$r1}, {$r2}}, [{$r3}];",
+        read_only_args=[address, a, b, barrier],
+    )
+
+
+@cute.jit
+def store_async_b32(address: Int32, word: Uint32, barrier: Int32) -> None:
+    """As :func:`store_async_f32x4`, one word."""
+    inline_ptx(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [{$r0}], {$r1}, [{$r2}];",
+        read_only_args=[address, word, barrier],
     )

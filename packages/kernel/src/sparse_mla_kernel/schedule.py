@@ -68,5 +68,6 @@ class Schedule:
 
 #: The base schedule, which ships as the default.
 BASE = Schedule()
-#: Fewer waits and conversions in a row's chain of steps, for small batches (``low_latency``).
-LOW_LATENCY = Schedule(qk_chains=4, mma="f16", deal=8)
+#: Fewer waits and conversions in a row's chain of steps (``low_latency``), for few (rows, heads).
+#: For more of them ``replace(LOW_LATENCY, split=4)`` and ``split=2`` ship as well.
+LOW_LATENCY = Schedule(split=8, qk_chains=4, mma="f16", deal=8)

@@ -108,5 +108,8 @@ class Schedule:
 
 
 BASE = Schedule()
-# The kernel's low-latency schedule (its package names it so too).
-LOW_LATENCY = Schedule(qk_chains=4, qk_order="blocked", warp_keys=64, pv_keys=16, deal=8, mma="f16")
+# The kernel's low-latency schedule (its package names it so too). It ships with a split of 4 and 2
+# as well, for larger batches.
+LOW_LATENCY = Schedule(
+    split=8, qk_chains=4, qk_order="blocked", warp_keys=64, pv_keys=16, deal=8, mma="f16"
+)

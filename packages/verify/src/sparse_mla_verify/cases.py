@@ -457,7 +457,7 @@ def hugely_negative() -> Iterator[Case]:
         yield _case(name, about, query, keys, width=256, scale_log2=scale)
 
 
-@pending_family
+@family
 def huge_logits() -> Iterator[Case]:
     """Logits past 2^22, where the max's last place is so coarse that P rises over 448."""
     scale = 2.0**22 * 1.3125 / MAX_E4M3
@@ -492,7 +492,7 @@ def rising_max() -> Iterator[Case]:
 # Real activations
 
 
-@pending_family
+@family
 def real_activations() -> Iterator[Case]:
     """Hidden states of a real text, projected as MLA projects, with their outlier channels.
 
@@ -565,6 +565,18 @@ def invalid_ids() -> Iterator[Case]:
     rows[:4, 1], rows[:4, 2] = 0, len(kv) - 1
     unnamed = np.setdiff1d(np.arange(len(kv)), rows)
     kv[unnamed] = NAN_BYTE
+    yield replace(case, rows=rows, kv=kv)
+
+
+@family
+def many_keys() -> Iterator[Case]:
+    """Rows of many heads and several chunks, the last one in part; ids outside in every chunk."""
+    counts = (1100, 1099, 1025, 1024, 1023, 577, 576, 513, 512, 511, 129, 65)
+    about = f"96 heads, rows of {', '.join(map(str, counts))} keys; every 37th id is outside"
+    case = _drawn("chunks", about, _unit_normal, 12, 96, list(counts), width=1100)
+    rows, kv = case.rows.copy(), case.kv.copy()
+    rows[:, 20::37] = np.resize(np.array([-1, len(kv)], np.int32), rows[:, 20::37].shape)
+    kv[np.setdiff1d(np.arange(len(kv)), rows)] = NAN_BYTE
     yield replace(case, rows=rows, kv=kv)
 
 

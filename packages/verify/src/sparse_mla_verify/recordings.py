@@ -164,7 +164,7 @@ def shipped(schedule: str = BASE) -> Path | None:
 
 def signature_of(key: str) -> Signature:
     """The signature that `Signature.key` names. Raises ValueError for another word."""
-    match = re.fullmatch(r"b(\d+)-h(\d+)-p(\d+)-w(\d+)-c(\d+)(?:-([a-z-]+))?", key)
+    match = re.fullmatch(r"b(\d+)-h(\d+)-p(\d+)-w(\d+)-c(\d+)(?:-([a-z][a-z0-9-]*))?", key)
     if match is None or (match[6] or BASE) not in REFERENCE:
         raise ValueError(f"key: {key!r} is no signature such as b5-h96-p96-w256-c5")
     batch, heads, padded, width, cap = map(int, match.groups()[:5])

@@ -24,6 +24,7 @@ ROWS = {
     "nan-used/keys-and-query": (0, 2),
     "head-counts/32": (0, 3),
     "rising-max/every-chunk": (0,),
+    "many-keys/chunks": (1, 5, 11),
 }
 
 

@@ -135,17 +135,23 @@ def launches_dependents_at_once(code: Code) -> Finding:
     return Finding(ok, f"after the wait: {follows[0] if follows else 'nothing'}")
 
 
-def gathers_in_bulk(code: Code) -> Finding:
-    """KV reaches shared memory by `cp.async.bulk` counted by an mbarrier, and in no other way."""
+def gathers_asynchronously(code: Code) -> Finding:
+    """KV reaches shared memory by copies that an mbarrier counts, and in no other way.
+
+    Bulk copies count their bytes; a lane's copies of 16 bytes make the lane arrive when they land.
+    """
     bulk = code.named(
         r"cp\.async\.bulk\.shared::(cluster|cta)\.global"
         r"\.mbarrier::complete_tx::bytes[.\w:]*"
     )
-    other = [i.name for i in code.named(r"cp\..*") if i not in bulk]
-    sizes = {i.operands[2] for i in bulk}
-    if not bulk or other:
+    vectors = code.named(r"cp\.async\.cg\.shared\.global")
+    arrivals = code.named(r"cp\.async\.mbarrier\.arrive\.noinc[.\w:]*")
+    other = [i.name for i in code.named(r"cp\..*") if i not in (*bulk, *vectors, *arrivals)]
+    if not bulk or other or bool(vectors) != bool(arrivals):
         return Finding(False, f"{len(bulk)} bulk copies; beside them {sorted(set(other))}")
-    return Finding(True, f"{len(bulk)} bulk copies of {', '.join(sorted(sizes))} bytes")
+    sizes = ", ".join(sorted({i.operands[2] for i in bulk}))
+    beside = f", {len(vectors)} of 16 bytes a lane" if vectors else ""
+    return Finding(True, f"{len(bulk)} bulk copies of {sizes} bytes{beside}")
 
 
 def merges_over_the_cluster(code: Code) -> Finding:
@@ -165,7 +171,8 @@ def merges_over_the_cluster(code: Code) -> Finding:
     if not code.named(r"mapa\.shared::cluster.*"):
         return Finding(False, "no address of a peer is formed (mapa)")
     types = {i.name.rsplit(".", 1)[-1] for i in pushes}
-    return Finding(types == {"f32"}, f"{len(pushes)} st.async of {', '.join(sorted(types))}")
+    ok = "f32" in types <= {"f32", "b32"}  # partials, and P as bytes
+    return Finding(ok, f"{len(pushes)} st.async of {', '.join(sorted(types))}")
 
 
 _E4M3_MMA = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
@@ -326,7 +333,7 @@ CHECKS: MappingProxyType[str, Callable[[Code], Finding]] = MappingProxyType(
             waits_before_reads,
             waits_first_in_sass,
             launches_dependents_at_once,
-            gathers_in_bulk,
+            gathers_asynchronously,
             merges_over_the_cluster,
             multiplies_into_fp32,
             multiplies_by_the_model,

@@ -6,11 +6,14 @@ What differs, and why:
   both are loaded at once.
 * Products are FP16: bytes are unpacked once and the accumulator stays in the MMA. No separate adds,
   and bits that no assembler's emulation decides.
-* 256 threads a CTA, all of them in every stage: QK splits the 576 columns over 4 warps, softmax
-  gives a warp two heads and a lane two keys.
-* Two CTAs that attend with different heads to the same keys share a gather: each asks for half of
-  the rows and the copy engine writes both.
-* The next chunk's gather runs under this chunk's arithmetic.
-* A CTA's partial leaves as soon as a half of it is done, in the order of its registers, 512 bytes
-  an instruction; the row's weights are computed while it travels.
+* A CTA has 32 heads where 16 would make more clusters than run at once: what is unpacked of a key
+  then serves twice as many products.
+* Eight warps multiply and four copy, which lend them their registers. The query comes to each CTA
+  of a cluster in one copy; later chunks of keys arrive while earlier ones are multiplied.
+* Where each CTA has one chunk, P is exchanged (``exchange``) and no partial has to travel: a CTA
+  sums over all keys in the columns that it owns.
+* Where it has more (``partial``), a chunk's PV and the next chunk's softmax are one run of
+  instructions, of which neither waits for the other. The partials go to their owners at the end.
+
+Both ways round at the same places in the same order: which one a row takes changes no bit.
 """

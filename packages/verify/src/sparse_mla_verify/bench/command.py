@@ -2,8 +2,10 @@
 
     python -m sparse_mla_verify.bench                       # run, the whole grid
     python -m sparse_mla_verify.bench --quick               # run, a few points
+    python -m sparse_mla_verify.bench --points 5x96x256     # run, the points named alone
     python -m sparse_mla_verify.bench table FILE            # a run's table and plot again
-    python -m sparse_mla_verify.bench policy FILE --max-keys 2048
+    python -m sparse_mla_verify.bench table FILE --plot SVG --into PAGE    # and on a page
+    python -m sparse_mla_verify.bench policy FILE --max-keys 2048 [--into MODULE]
 
 Exit status of a run: 0; 1 when an implementation failed or computes something else; 2 without a
 GPU.
@@ -21,12 +23,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sparse_mla_verify.bench import policy, report
-from sparse_mla_verify.bench.grid import FULL, QUICK, QUICK_WIDE, WIDE, WIDTH
+from sparse_mla_verify.bench import page, policy, report
+from sparse_mla_verify.bench.grid import (
+    FULL,
+    QUICK,
+    QUICK_WIDE,
+    TRIALS,
+    WIDE,
+    WIDTH,
+    Point,
+    parse_points,
+)
 from sparse_mla_verify.bench.results import FLASHMLA, load
+from sparse_mla_verify.marks import between_marks
 
 PROGRAM = "python -m sparse_mla_verify.bench"
-_PLAIN_WIDTH = 110  # of a table that goes to a file or a pipe
+_PLAIN_WIDTH = 160  # of a table that goes to a file or a pipe
 _PRIVATE = ("--out", "--plot", "--flashmla")  # options whose values are places on a machine
 
 
@@ -49,7 +61,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="time everything on the GPU (the default)")
-    run.add_argument("--quick", action="store_true", help=f"{len(QUICK)} points of {len(FULL)}")
+    which = run.add_mutually_exclusive_group()
+    which.add_argument("--quick", action="store_true", help=f"{len(QUICK)} points of {len(FULL)}")
+    which.add_argument(
+        "--points",
+        type=_points,
+        metavar="5x96x0,...",
+        help="these points alone, without wide lists and host times",
+    )
     run.add_argument("--budget", type=_positive, help="seconds; starts no point that passes them")
     run.add_argument("--out", type=Path, default=Path("bench_latency.json"), help="the JSON")
     run.add_argument("--plot", type=Path, help="PNG or SVG; beside the JSON if left out")
@@ -65,14 +84,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--cache", choices=("cold", "warm"), default="cold", help="the L2")
     run.add_argument("--width", type=int, default=WIDTH, help="row ids that a list of ours holds")
-    run.add_argument("--trials", type=int, default=25, help="of a point")
+    run.add_argument("--trials", type=int, default=TRIALS, help="of a point")
     table = commands.add_parser("table", help="print a run's table; plot it")
     table.add_argument("file", type=Path)
     table.add_argument("--plot", type=Path, help="PNG or SVG")
-    table_text = commands.add_parser("policy", help="the policy table that follows from a run")
-    table_text.add_argument("file", type=Path)
-    table_text.add_argument("--max-keys", type=int, required=True, help="keys that count, at most")
-    table_text.add_argument("--peer", default=FLASHMLA, help="what ours must beat")
+    table.add_argument("--into", type=Path, help="write it between the marks of this page as well")
+    tables = commands.add_parser("policy", help="the policy tables that follow from a run")
+    tables.add_argument("file", type=Path)
+    tables.add_argument("--max-keys", type=int, required=True, help="keys that count, at most")
+    tables.add_argument("--peer", default=FLASHMLA, help="what ours must beat")
+    tables.add_argument(
+        "--into",
+        type=Path,
+        help="write them between the marks of this module (sparse_mla_kernel/policy.py), and the "
+        "times of ours in the run's JSON by them",
+    )
     return parser
 
 
@@ -85,6 +111,13 @@ def _positive(text: str) -> float:
     if not number > 0:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
     return number
+
+
+def _points(text: str) -> tuple[Point, ...]:
+    try:
+        return parse_points(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def said(given: Sequence[str]) -> str:
@@ -120,7 +153,11 @@ def _run(options: argparse.Namespace) -> int:
         console.print(str(error), style="red", markup=False)
         return 2
     points, wide = (QUICK, QUICK_WIDE) if options.quick else (FULL, WIDE)
-    run = session.run(bench, points, wide, options, began, console)
+    if options.points:
+        points, wide = options.points, ()
+    about = {"compiled": session.compiled(bench, points, wide, console)}
+    host = not options.points
+    run = session.run(bench, points, wide, options, began, console, host=host, about=about)
     report.print_report(console, run)
     plot = options.plot or options.out.with_suffix(".svg")
     files = [str(options.out)]
@@ -138,16 +175,23 @@ def _table(options: argparse.Namespace) -> int:
     report.print_report(_console(), run)
     if options.plot:
         report.write_plot(options.plot, run)
+    if options.into:
+        figure = options.plot and Path(os.path.relpath(options.plot, options.into.parent))
+        text = between_marks(options.into.read_text(), page.markdown(run, figure))
+        options.into.write_text(text)
     return 0
 
 
 def _policy(options: argparse.Namespace) -> int:
     try:
-        text = policy.table_text(load(options.file), max_keys=options.max_keys, peer=options.peer)
+        text, chosen = policy.code(load(options.file), max_keys=options.max_keys, peer=options.peer)
+        if options.into:
+            options.into.write_text(policy.put_into(options.into.read_text(), text))
+            chosen.save(options.file)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    print(text)
+    print(text, end="")
     return 0
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from sparse_mla_verify.bench.grid import Point
-from sparse_mla_verify.bench.results import FLASHMLA, OURS, Result
-from sparse_mla_verify.bench.timing import POINT_SECONDS, TRIALS, Replay, Spread, Timer, interleave
+from sparse_mla_verify.bench.grid import TRIALS, Point
+from sparse_mla_verify.bench.results import FLASHMLA, FLOOR, PYTORCH, Pick, Result
+from sparse_mla_verify.bench.timing import POINT_SECONDS, Replay, Spread, Timer, interleave
 from sparse_mla_verify.bench.workload import Pool, Workload, workload
 from sparse_mla_verify.peers import Implementation, Prepared
 from sparse_mla_verify.peers.pytorch import decode
@@ -34,6 +34,7 @@ class Bench:
         width: Row ids that a list of ours holds.
         sm_mhz: Reads the clock of the GPU's SMs, None if it can't be read.
         sets: Input sets, launches of a graph.
+        pick: The implementation that is ours at `(rows, heads)`; None if none is to be called so.
         trials: Trials at a point.
         seconds: After which no further trial of a point starts.
     """
@@ -44,6 +45,7 @@ class Bench:
     width: int
     sm_mhz: Callable[[], int | None]
     sets: int
+    pick: Pick | None = None
     trials: int = TRIALS
     seconds: float = POINT_SECONDS
     clock: Callable[[], float] = field(default=time.perf_counter)
@@ -55,7 +57,7 @@ class Bench:
         return self._measured(work, prepare)
 
     def wide(self, point: Point) -> Result:
-        """Time ours and FlashMLA with lists as wide as the keys, and as wide as ever."""
+        """Time our schedules and FlashMLA with lists as wide as the keys, and as wide as ever."""
         work = workload(self.pool, point, self.width, self.sets)
         lists = {
             "narrow": work.widened(point.keys, point.keys),
@@ -64,7 +66,7 @@ class Bench:
         prepare = {
             f"{i.name}_{which}": functools.partial(i.prepare, each)
             for i in self.implementations
-            if i.name in (OURS, FLASHMLA)
+            if i.name not in (PYTORCH, FLOOR)
             for which, each in lists.items()
         }
         return self._measured(work, prepare)
@@ -72,12 +74,14 @@ class Bench:
     def _measured(self, work: Workload, prepare: Mapping[str, Callable[[], Prepared]]) -> Result:
         expected = _expected(work)
         replays: dict[str, Replay] = {}
+        kept: list[Prepared] = []  # a graph holds none of the tensors that it reads and writes
         errors: dict[str, float] = {}
         failed: dict[str, str] = {}
         notes: dict[str, Any] = {}
         for name, get_ready in prepare.items():
             try:
                 prepared = get_ready()
+                kept.append(prepared)
                 replay = self.timer.capture(prepared.calls)
                 if prepared.latent is not None:
                     errors[name] = relative_error(prepared.latent, replay, expected)
@@ -88,9 +92,10 @@ class Bench:
             replays[name] = replay
             notes |= {key: note for key, note in prepared.notes.items() if key not in notes}
         samples = interleave(replays, trials=self.trials, seconds=self.seconds, clock=self.clock)
+        kept.clear()  # not before the last replay
         mhz = self.sm_mhz()
         spreads = {name: Spread.of(taken) for name, taken in samples.items()}
-        return Result(
+        result = Result(
             point=work.point,
             width=work.width,
             times_us={name: spread.median for name, spread in spreads.items()},
@@ -101,6 +106,7 @@ class Bench:
             notes=notes,
             failed=failed,
         )
+        return result.with_ours(self.pick) if self.pick else result
 
 
 def relative_error(

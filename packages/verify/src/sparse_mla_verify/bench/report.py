@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from sparse_mla_verify.bench.grid import FULL
-from sparse_mla_verify.bench.results import BASE, FLASHMLA, FLOOR, NAMES, OURS, PYTORCH, Result, Run
+from sparse_mla_verify.bench.page import NAMED
+from sparse_mla_verify.bench.results import FLASHMLA, FLOOR, NAMES, OURS, PYTORCH, Result, Run
 from sparse_mla_verify.bench.summary import targets
+from sparse_mla_verify.schedules import BASE, LOW_LATENCY, LOW_LATENCY_2, LOW_LATENCY_4
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,9 +25,13 @@ STYLE = {
     BASE: ("base schedule", "#56B4E9", "s"),
     FLASHMLA: ("FlashMLA", "#D55E00", "^"),
     PYTORCH: ("PyTorch", "#999999", "v"),
-    FLOOR: ("empty cluster kernel", "#000000", ""),
+    FLOOR: ("floor: empty cluster kernel", "#000000", ""),
+    LOW_LATENCY: ("low-latency, split 8", "#009E73", ""),
+    LOW_LATENCY_4: ("low-latency, split 4", "#E69F00", ""),
+    LOW_LATENCY_2: ("low-latency, split 2", "#CC79A7", ""),
 }
-OTHERS = ("#009E73", "#CC79A7", "#E69F00", "#F0E442")
+OF_OURS = (LOW_LATENCY, LOW_LATENCY_4, LOW_LATENCY_2)  # thin: ours is one of them
+OTHERS = ("#F0E442", "#882255", "#44AA99", "#AA4499")
 PANELS = 4
 
 
@@ -72,11 +78,10 @@ def _wide_table(results: Sequence[Result]) -> Table:
 
 def _targets_table(run: Run) -> Table:
     table = _table("targets", "target", "figure", "at most", "points", "met")
-    words = {True: "yes", False: "no", None: "not known"}
     for target in targets(run, FULL):
         figure = "" if target.figure is None else f"{target.figure:.3g}"
         points = f"{target.measured} of {target.expected}"
-        table.add_row(target.what, figure, f"{target.limit:g}", points, words[target.met])
+        table.add_row(target.what, figure, f"{target.limit:g}", points, NAMED[target.met])
     return table
 
 
@@ -127,7 +132,7 @@ def write_plot(path: Path, run: Run) -> None:
         for axes in panels[len(shapes) :]:
             axes.axis("off")
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=5, frameon=False)
+        figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
         figure.supxlabel(f"keys a row. {_title(run)}", fontsize=8)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Without a date, so that the same run gives the same bytes.
@@ -149,6 +154,8 @@ def shown_shapes(results: Sequence[Result]) -> list[tuple[int, int]]:
 
 
 def _panel(axes: Axes, run: Run, shape: tuple[int, int]) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     results = sorted(
         (r for r in run.results if (r.point.rows, r.point.heads) == shape), key=lambda r: r.point
     )
@@ -160,13 +167,25 @@ def _panel(axes: Axes, run: Run, shape: tuple[int, int]) -> None:
         there = [k for k in places if name in results[k].times_us]
         times = [results[k].times_us[name] for k in there]
         style = "--" if name == FLOOR else "-"
-        axes.plot(there, times, style, color=color, marker=marker, ms=4, lw=1.4, label=label)
+        width = 0.8 if name in OF_OURS else 1.4
+        look: dict[str, Any] = {
+            "color": color,
+            "marker": marker,
+            "ms": 4,
+            "lw": width,
+            "label": label,
+        }
+        axes.plot(there, times, style, zorder=3 if name == OURS else 2, **look)
+        if name in OF_OURS:
+            continue
         low = [results[k].spread_us[name][0] for k in there]
         high = [results[k].spread_us[name][1] for k in there]
         axes.fill_between(there, low, high, color=color, alpha=0.2, lw=0)
     axes.set_xticks(list(places), [str(result.point.keys) for result in results])
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel("us a launch")
     axes.set_title(
         f"{shape[0]} {'row' if shape[0] == 1 else 'rows'} x {shape[1]} heads", fontsize=9

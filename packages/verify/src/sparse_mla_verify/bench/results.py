@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sparse_mla_verify.bench.grid import Point
+from sparse_mla_verify.bench.grid import HOST_POINT, Point
+from sparse_mla_verify.schedules import REFERENCE
 
-OURS, BASE, FLASHMLA, PYTORCH, FLOOR = "ours", "base", "flashmla", "pytorch", "floor"
-NAMES = (OURS, BASE, FLASHMLA, PYTORCH, FLOOR)  # always in the JSON, null where not measured
+OURS, FLASHMLA, PYTORCH, FLOOR = "ours", "flashmla", "pytorch", "floor"
+SCHEDULES = tuple(REFERENCE)  # our schedules that ship, each timed under its name
+# Always in the JSON, null where not measured.
+NAMES = (OURS, *SCHEDULES, FLASHMLA, PYTORCH, FLOOR)
 SUFFIX = "_us"
+HOST = "run_sparse"  # host times: of ours; of a schedule with its name after a blank
+
+Pick = Callable[[int, int], str]  # the schedule's name for so many rows and heads
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,8 @@ class Result:
     """A point: microseconds a launch (median) and their 10th and 90th percentile, by name.
 
     relative_error is the norm of the difference from the float64 result over the result's norm;
-    notes say what else was particular, failed why an implementation has no time.
+    notes say what else was particular, failed why an implementation has no time. The times of
+    `ours` are those of the schedule that `notes["ours"]` names, not of runs of its own.
     """
 
     point: Point
@@ -38,6 +46,16 @@ class Result:
         if of in self.times_us and to in self.times_us:
             return self.times_us[of] / self.times_us[to]
         return None
+
+    def with_ours(self, pick: Pick) -> Result:
+        """The same with the times of the schedule that is picked for the batch as ours."""
+        name = pick(self.point.rows, self.point.heads)
+        return replace(
+            self,
+            times_us=_with_ours(self.times_us, name),
+            spread_us=_with_ours(self.spread_us, name),
+            notes={OURS: name} | {key: n for key, n in self.notes.items() if key != OURS},
+        )
 
     def plain(self, always: Iterable[str] = NAMES) -> dict[str, Any]:
         """The result as JSON has it."""
@@ -89,6 +107,17 @@ class Run:
         """The result at a point, if it was measured."""
         return next((result for result in self.results if result.point == point), None)
 
+    def with_ours(self, pick: Pick) -> Run:
+        """The same with another choice of what is ours: no time is measured again."""
+        host = {name: spread for name, spread in self.host_us.items() if name != HOST}
+        chosen = f"{HOST} {pick(HOST_POINT.rows, HOST_POINT.heads)}"
+        return replace(
+            self,
+            results=[result.with_ours(pick) for result in self.results],
+            wide=[result.with_ours(pick) for result in self.wide],
+            host_us=({HOST: host[chosen]} if chosen in host else {}) | host,
+        )
+
     @property
     def names(self) -> list[str]:
         """The implementations that have a time somewhere."""
@@ -124,6 +153,17 @@ def load(path: Path) -> Run:
         plain["host_us"],
         [Point(*sizes) for sizes in plain["left_out"]],
     )
+
+
+def _with_ours(of: Mapping[str, Value], name: str) -> dict[str, Value]:
+    """Entries `NAME` and `NAME_...` also as `ours` and `ours_...`, before the others."""
+    others = {key: value for key, value in of.items() if key.split("_")[0] != OURS}
+    ours = {
+        OURS + key.removeprefix(name): value
+        for key, value in others.items()
+        if key == name or key.startswith(f"{name}_")
+    }
+    return ours | others
 
 
 def _entry(value: object) -> str:

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 
-from sparse_mla_kernel import BASE, run_sparse, sparse_decode
+from sparse_mla_kernel import BASE, schedule_for, sparse_decode
+from sparse_mla_kernel.checks import architecture_of
 from sparse_mla_verify import gpu
 from sparse_mla_verify.bench import machine, timing
-from sparse_mla_verify.bench.grid import Point, ordered
+from sparse_mla_verify.bench.grid import HOST_POINT, Point, ordered
 from sparse_mla_verify.bench.measure import Bench, disagreeing
-from sparse_mla_verify.bench.results import Result, Run
+from sparse_mla_verify.bench.policy import chosen_by
+from sparse_mla_verify.bench.precompile import compile_all, shapes
+from sparse_mla_verify.bench.results import HOST, SCHEDULES, Result, Run
 from sparse_mla_verify.bench.workload import SETS, Pool, workload
 from sparse_mla_verify.peers import Call, Implementation, flashmla, floor
 from sparse_mla_verify.peers.ours import Sparse, parse_schedule
 from sparse_mla_verify.peers.pytorch import PyTorch
-
-HOST_POINT = Point(5, 96, 16)  # few keys: the GPU takes less time than the host
+from sparse_mla_verify.schedules import kernel_schedule
 
 COLD = (
     "each replay of a graph follows a read of 256 MiB, and its launches have inputs and outputs of "
@@ -43,10 +45,8 @@ def on_gpu(options: argparse.Namespace, folder: Path | None, console: Console) -
     device = torch.device("cuda", torch.cuda.current_device())
     peer, found = flashmla.find(folder)
     console.print(f"FlashMLA: {found}", markup=False, highlight=False)
-    base = Sparse("base", BASE)
     implementations: list[Implementation] = [
-        Sparse("ours"),
-        base,
+        *(Sparse(name, kernel_schedule(name)) for name in SCHEDULES),
         *(Sparse(text, parse_schedule(text)) for text in options.schedule),
         *([peer] if peer else []),
         PyTorch(),
@@ -60,8 +60,18 @@ def on_gpu(options: argparse.Namespace, folder: Path | None, console: Console) -
         width=options.width,
         sm_mhz=machine.sm_mhz,
         sets=SETS,
+        pick=chosen_by(None),
         trials=options.trials,
     )
+
+
+def compiled(
+    bench: Bench, points: Sequence[Point], wide: Sequence[Point], console: Console
+) -> dict[str, Any]:
+    """Compile what the points need, into the disk cache; what was done, for the record."""
+    schedules = {i.name: i.schedule for i in bench.implementations if isinstance(i, Sparse)}
+    arch = architecture_of(bench.pool.device)
+    return compile_all(shapes(points, wide, bench.width), schedules, arch, console)
 
 
 def run(
@@ -71,8 +81,14 @@ def run(
     options: argparse.Namespace,
     began: float,
     console: Console,
+    *,
+    host: bool = True,
+    about: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Measure, and write the JSON: also of what was measured before an error or an interrupt."""
+    """Measure, and write the JSON: also of what was measured before an error or an interrupt.
+
+    `host` says whether host times are taken, `about` what else the JSON is to say.
+    """
     results: list[Result] = []
     wides: list[Result] = []
     hosts: dict[str, Any] = {}
@@ -80,12 +96,14 @@ def run(
     done: list[Point] = []
 
     def now() -> Run:
-        about = about_run(bench, options, time.perf_counter() - began)
+        said = about_run(bench, options, time.perf_counter() - began) | dict(about or {})
         left_out = [point for point in todo if point not in done]
-        return Run(about, results, wides, hosts, left_out)
+        found = Run(said, results, wides, hosts, left_out)
+        return found.with_ours(bench.pick) if bench.pick else found
 
     try:
-        hosts.update(host_times(bench))
+        if host:
+            hosts.update(host_times(bench))
         columns = (TextColumn("{task.description:>16}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, Elapsed(), console=console) as bars:
             task = bars.add_task("", total=len(todo) + len(wide))
@@ -129,11 +147,15 @@ class Budget:
 
 
 def host_times(bench: Bench) -> dict[str, dict[str, float]]:
-    """Host time of one eager call, by function, at 5 x 96 x 16."""
+    """Host time of one eager call, by function and schedule, at 5 x 96 x 16."""
     work = workload(bench.pool, HOST_POINT, bench.width, sets=1)
-    ours = next(i for i in bench.implementations if isinstance(i, Sparse))
-    prepared = ours.prepare(work)
-    decode = functools.partial(
+    calls: dict[str, Call] = {}
+    for each in bench.implementations:
+        if isinstance(each, Sparse):
+            calls[f"{HOST} {each.name}"] = each.prepare(work).calls[0]
+        if isinstance(each, flashmla.FlashMLA):
+            calls[each.interface.flash_mla_with_kvcache.__name__] = each.prepare(work).calls[0]
+    calls[sparse_decode.__name__] = functools.partial(
         sparse_decode,
         work.query[0],
         work.pool.kv,
@@ -141,14 +163,8 @@ def host_times(bench: Bench) -> dict[str, dict[str, float]]:
         work.valid,
         scale_log2=work.scale_log2,
         out_scale=work.out_scale,
+        schedule=schedule_for(HOST_POINT.rows, HOST_POINT.heads),
     )
-    calls: dict[str, Call] = {
-        run_sparse.__name__: prepared.calls[0],
-        sparse_decode.__name__: decode,
-    }
-    for peer in bench.implementations:
-        if isinstance(peer, flashmla.FlashMLA):
-            calls[peer.interface.flash_mla_with_kvcache.__name__] = peer.prepare(work).calls[0]
     return {name: dataclasses.asdict(timing.host_time(call)) for name, call in calls.items()}
 
 
@@ -163,9 +179,8 @@ def about_run(bench: Bench, options: argparse.Namespace, seconds: float) -> dict
         "date": host["date"],
         "command": options.said,
         "seconds": round(seconds, 1),
-        "cubin_sha256": ours["ours"].cubins,
-        "base_cubin_sha256": ours["base"].cubins,
-        "compile_seconds": {name: round(i.compile_seconds, 2) for name, i in ours.items()},
+        "schedules": {name: dataclasses.asdict(i.schedule) for name, i in ours.items()},
+        "cubin_sha256": {name: dict(i.cubins) for name, i in ours.items()},
         "versions": {**host, "flashmla": peers[0].source if peers else None},
         "clocks": machine.query(machine.FIELDS, machine.own_gpu()),
         "method": about_method(bench, options.cache),
@@ -177,6 +192,8 @@ def about_method(bench: Bench, cache: str) -> dict[str, Any]:
     return {
         "time": "median over trials of a CUDA graph's time per launch; spread: 10th, 90th "
         "percentile; implementations in turn within each trial",
+        "ours": "no runs of its own: at each point the times of the schedule that the policy picks "
+        "for its rows and heads, named in the point's notes",
         "launches": bench.sets,
         "trials": bench.trials,
         "warmup": f"{timing.WARMUP} trials and {timing.WARMUP_SECONDS} s at least, each point",

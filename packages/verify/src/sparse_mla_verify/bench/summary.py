@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sparse_mla_verify.bench.grid import CHECKPOINT, Point
-from sparse_mla_verify.bench.results import BASE, FLASHMLA, OURS, Result, Run
+from sparse_mla_verify.bench.results import FLASHMLA, HOST, OURS, Result, Run
+from sparse_mla_verify.schedules import BASE
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def targets(run: Run, scope: Iterable[Point]) -> list[Target]:
     behind = float(sum(r >= 1 for r in ratios)) if ratios else None
     small = run.at(Point(8, 16, 2048))
     wide = [r for w in run.wide if (r := _ratio(w, "ours_wide", "ours_narrow")) is not None]
-    host = run.host_us.get("run_sparse", {}).get("median")
+    host = run.host_us.get(HOST, {}).get("median")
     checkpoint = run.at(CHECKPOINT)
     one = Target.of_one
     return [

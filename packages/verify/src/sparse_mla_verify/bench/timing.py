@@ -15,15 +15,15 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from sparse_mla_verify.bench.grid import TRIALS
 from sparse_mla_verify.peers import Call
 
 Replay = Callable[[], float]  # runs a graph once; microseconds a launch
 
 WARMUP = 3  # trials that don't count, at least
 WARMUP_SECONDS = 0.05  # and as long: clocks fall while a kernel is compiled
-TRIALS = 25
 LEAST_TRIALS = 9  # however long they take
-POINT_SECONDS = 0.5  # after which no further trial of a point starts
+POINT_SECONDS = 0.3  # after which no further trial of a point starts
 EVICT_BYTES = 2**28  # read before a trial: four times an L2 of 60 MB
 
 

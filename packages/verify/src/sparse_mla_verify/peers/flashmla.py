@@ -54,8 +54,7 @@ class FlashMLA:
         width = list_width(work.peer_width)
         query = padded_query(work.query, heads)
         rows = padded_ids(work.ids, width)[:, :, None]
-        # A list as narrow as it can be needs no count: -1 masks what is left.
-        count = work.valid if width > list_width(point.keys) else None
+        # -1 masks what is left of a list: it takes no counts on sm_90, and reads all of a wide one.
         shape = (sets, point.rows, 1, heads, LATENT)
         out = torch.empty(shape, dtype=torch.bfloat16, device=work.pool.device)
         schedule, _ = self.interface.get_mla_metadata()
@@ -72,7 +71,6 @@ class FlashMLA:
                 softmax_scale=work.scale_log2 * math.log(2),
                 is_fp8_kvcache=True,
                 indices=rows[k],
-                topk_length=count,
                 out=out[k],
             )
             for k in range(sets)
@@ -80,7 +78,6 @@ class FlashMLA:
         notes = {
             "flashmla_heads": heads,
             "flashmla_width": width,
-            "flashmla_counts": count is not None,
         }
         return Prepared(calls, out[:, :, 0, : point.heads], notes)
 

@@ -1,10 +1,9 @@
-"""Our kernel: by the default choice, or by a schedule that is named."""
+"""Our kernel, by a schedule."""
 
 from __future__ import annotations
 
 import functools
-import time
-from dataclasses import asdict, fields
+from dataclasses import fields
 
 import torch
 
@@ -15,24 +14,17 @@ from sparse_mla_verify.peers import Prepared
 
 
 class Sparse:
-    """`run_sparse`, of a schedule or, with None, of what `compile_sparse` takes by itself."""
+    """`run_sparse`, of a schedule."""
 
-    def __init__(self, name: str, schedule: Schedule | None = None) -> None:
+    def __init__(self, name: str, schedule: Schedule) -> None:
         self.name = name
         self.schedule = schedule
         self.cubins: dict[str, str] = {}  # signature -> SHA-256
-        self.compile_seconds = 0.0
 
     def kernel(self, rows: int, heads: int, width: int, device: torch.device) -> CompiledSparse:
         """The kernel for a batch shape, of a mailbox of as many rows and heads."""
         signature = Signature(rows, heads, heads, width, rows)
-        sizes = (rows, heads, heads, width, rows, device)
-        began = time.perf_counter()
-        if self.schedule is None:
-            kernel = compile_sparse(*sizes)
-        else:
-            kernel = compile_sparse(*sizes, schedule=self.schedule)
-        self.compile_seconds += time.perf_counter() - began
+        kernel = compile_sparse(rows, heads, heads, width, rows, device, schedule=self.schedule)
         self.cubins[signature.key] = kernel.artifact.sha256
         return kernel
 
@@ -58,7 +50,7 @@ class Sparse:
             )
             for k in range(work.sets)
         ]
-        return Prepared(calls, latent, {"schedule": asdict(kernel.schedule)})
+        return Prepared(calls, latent)
 
 
 def parse_schedule(text: str) -> Schedule:
