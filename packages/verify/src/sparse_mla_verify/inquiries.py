@@ -34,6 +34,7 @@ def add_parsers(commands: Any, names: Callable[[str], list[str]]) -> None:
     identifying = commands.add_parser("identify", help="find out a kernel's conventions")
     identifying.add_argument("--kernel", required=True, help="package.module:function")
     identifying.add_argument("--json", action="store_true", help="print the result as JSON")
+    identifying.add_argument("--out", type=Path, help="write the result and the machine as JSON")
     explain = commands.add_parser("explain", help="what a claim says and how it is decided")
     explain.add_argument("claim")
 
@@ -86,15 +87,31 @@ def identify_command(options: argparse.Namespace) -> int:
     except ValueError as error:
         console.print(str(error), style="red", markup=False)
         return 2
+    machine = _machine() if options.out else {}  # before a kernel can fault
     with bars_on(console) as bars:
         progress = Bars(bars)
         progress.start("questions", len(QUESTIONS))
         found = identify(kernel, advance=lambda name: progress.advance("questions"))
+    plain = [dataclasses.asdict(f) for f in found]
+    if options.out:
+        record = {"kernel": options.kernel, "machine": machine, "findings": plain}
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
     if options.json:
-        print(json.dumps([dataclasses.asdict(f) for f in found], indent=1))
+        print(json.dumps(plain, indent=1))
     else:
         console.print(findings_table(options.kernel, found))
     return 0 if any(f.determined for f in found) else 2
+
+
+def _machine() -> dict[str, Any]:
+    """The GPU and the versions; {} where there is no GPU."""
+    from sparse_mla_verify.audit import gpu_name
+
+    if gpu_name() is None:
+        return {}
+    from sparse_mla_verify import gpu
+
+    return dataclasses.asdict(gpu.host())
 
 
 def findings_table(kernel: str, found: Sequence[Finding]) -> Table:

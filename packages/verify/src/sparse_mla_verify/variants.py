@@ -9,14 +9,12 @@ questions that tell. A patch whose line isn't there once is an error, not a vari
 """
 
 import argparse
-import importlib.util
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,9 @@ from sparse_mla_verify.adapters import ours
 from sparse_mla_verify.cases import all_cases
 from sparse_mla_verify.evidence import LIVE, Evidence, live_case, run_cases
 from sparse_mla_verify.identify import QUESTIONS, identify
+from sparse_mla_verify.patches import copied_package, environment, replaced
 from sparse_mla_verify.predict import assess
 
-PACKAGE = "sparse_mla_kernel"
 CASES = ("head-counts/16", "heavy-tailed/checkpoint", "normal/checkpoint")
 TIMEOUT_S = 300
 
@@ -148,19 +146,12 @@ def patched(variant: Variant, folder: Path) -> Path:
 
     Raises ValueError when the line to patch isn't there exactly once.
     """
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise ValueError(f"{PACKAGE} is not there to be patched")
-    copy = folder / PACKAGE
-    shutil.copytree(Path(spec.origin).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    file = copy / variant.file
-    source = file.read_text()
-    if source.count(variant.old) != 1:
-        found = source.count(variant.old)
-        raise ValueError(f"{variant.name}: {variant.file} has {found} of the line to patch, not 1")
+    file = copied_package(folder) / variant.file
+    where = f"{variant.name}: {variant.file}"
+    source = replaced(file.read_text(), variant.old, variant.new, where)
     called = ("_cut(", "_as_bf16(", "_quantised(")
     helpers = _HELPERS if any(name in variant.new for name in called) else ""
-    file.write_text(source.replace(variant.old, variant.new) + helpers)
+    file.write_text(source + helpers)
     return folder
 
 
@@ -196,13 +187,11 @@ def judge(variant: Variant) -> dict[str, Any]:
 def run(variant: Variant) -> dict[str, Any]:
     """Patch, run in a process of its own, clean up."""
     with tempfile.TemporaryDirectory() as folder:
-        path = [str(patched(variant, Path(folder))), *sys.path]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         command = [sys.executable, "-m", "sparse_mla_verify.variants", "--judge", variant.name]
         try:
             done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, check=False,
-                timeout=TIMEOUT_S,
+                command, env=environment(patched(variant, Path(folder))), capture_output=True,
+                text=True, check=False, timeout=TIMEOUT_S,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return {"variant": asdict(variant), "error": f"not done in {TIMEOUT_S} s"}
@@ -212,10 +201,17 @@ def run(variant: Variant) -> dict[str, Any]:
     return result
 
 
+def _in_order(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results as `VARIANTS` lists them, whichever ended first."""
+    names = [variant.name for variant in VARIANTS]
+    return sorted(results, key=lambda result: names.index(result["variant"]["name"]))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Every variant in turn; 0 if each is caught and named, 1 if one isn't."""
+    """Every variant; 0 if each is caught and named, 1 if one isn't."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for variants.json, made if need be")
+    parser.add_argument("--jobs", type=int, default=1, help="variants at a time")
     parser.add_argument("--judge", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.judge:
@@ -224,17 +220,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.out is None:
         parser.error("--out is needed")
     options.out.mkdir(parents=True, exist_ok=True)
-    results = []
-    for variant in VARIANTS:
-        result = run(variant)
-        results.append(result)
-        said = result.get("error") or (
-            f"caught {result['caught']} ({', '.join(result['failed'])}), named {result['named']}, "
-            f"counterfactual's bits {result['is_the_counterfactual']}"
-        )
-        print(f"{variant.name}: {said}", flush=True)
-        # Written as it goes: what is done is kept if a later one is cut off.
-        (options.out / "variants.json").write_text(json.dumps(results, indent=1) + "\n")
+    from sparse_mla_verify import gpu
+
+    machine = asdict(gpu.host())
+    results: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        # As they end: what is done is kept if a later one is cut off.
+        for done in as_completed([pool.submit(run, variant) for variant in VARIANTS]):
+            result = done.result()
+            results.append(result)
+            said = result.get("error") or (
+                f"caught {result['caught']} ({', '.join(result['failed'])}), named "
+                f"{result['named']}, counterfactual's bits {result['is_the_counterfactual']}"
+            )
+            print(f"{result['variant']['name']}: {said}", flush=True)
+            record = {"machine": machine, "variants": _in_order(results)}
+            (options.out / "variants.json").write_text(json.dumps(record, indent=1) + "\n")
     good = [r for r in results if "error" not in r and r["caught"] and r["named"]]
     return 0 if len(good) == len(VARIANTS) else 1
 
