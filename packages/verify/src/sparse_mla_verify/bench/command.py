@@ -6,6 +6,8 @@
     python -m sparse_mla_verify.bench table FILE            # a run's table and plot again
     python -m sparse_mla_verify.bench table FILE --plot SVG --into PAGE    # and on a page
     python -m sparse_mla_verify.bench policy FILE --max-keys 2048 [--into MODULE]
+    python -m sparse_mla_verify.bench stages [--out FILE]   # where a launch's time goes, on the GPU
+    python -m sparse_mla_verify.bench stages FILE [--into PAGE]         # a run's tables again
 
 Exit status of a run: 0; 1 when an implementation failed or computes something else; 2 without a
 GPU.
@@ -23,7 +25,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sparse_mla_verify.bench import page, policy, report
+from sparse_mla_verify.bench import page, policy, report, stages
 from sparse_mla_verify.bench.grid import (
     FULL,
     QUICK,
@@ -39,7 +41,13 @@ from sparse_mla_verify.marks import between_marks
 
 PROGRAM = "python -m sparse_mla_verify.bench"
 _PLAIN_WIDTH = 160  # of a table that goes to a file or a pipe
-_PRIVATE = ("--out", "--plot", "--flashmla")  # options whose values are places on a machine
+_PRIVATE = (
+    "--out",
+    "--plot",
+    "--flashmla",
+    "--bench",
+    "--into",
+)  # options whose values are places on a machine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,6 +106,16 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="write them between the marks of this module (sparse_mla_kernel/policy.py), and the "
         "times of ours in the run's JSON by them",
+    )
+    staged = commands.add_parser("stages", help="where a launch's time goes, stage by stage")
+    staged.add_argument("file", type=Path, nargs="?", help="a run's JSON; runs on the GPU if none")
+    staged.add_argument("--out", type=Path, default=Path("stages.json"), help="a new run's JSON")
+    staged.add_argument("--into", type=Path, help="write between the marks of this page as well")
+    staged.add_argument(
+        "--bench",
+        type=Path,
+        default=stages.shipped().with_name("bench_latency.json"),
+        help="the benchmark's JSON, of what a launch takes (the one that ships if left out)",
     )
     return parser
 
@@ -195,4 +213,14 @@ def _policy(options: argparse.Namespace) -> int:
     return 0
 
 
-_COMMANDS = {"run": _run, "table": _table, "policy": _policy}
+def _stages(options: argparse.Namespace) -> int:
+    if options.file is None and (status := stages.run(options.out, options.said)):
+        return status
+    text = stages.markdown(options.file or options.out, load(options.bench))
+    print(text, end="")
+    if options.into:
+        options.into.write_text(between_marks(options.into.read_text(), text))
+    return 0
+
+
+_COMMANDS = {"run": _run, "table": _table, "policy": _policy, "stages": _stages}

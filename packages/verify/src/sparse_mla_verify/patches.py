@@ -1,0 +1,32 @@
+"""Patched copies of the kernel's package, for processes of their own that import the copy."""
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+PACKAGE = "sparse_mla_kernel"
+
+
+def copied_package(folder: Path) -> Path:
+    """Copy the kernel's package into `folder`, the path to import it from; the copy."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"{PACKAGE} is not there to be patched")
+    copy = folder / PACKAGE
+    shutil.copytree(Path(spec.origin).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+def replaced(source: str, old: str, new: str, where: str) -> str:
+    """A source with `new` for `old`. Raises ValueError when `old` isn't there exactly once."""
+    if source.count(old) != 1:
+        raise ValueError(f"{where} has {source.count(old)} of the line to patch, not 1")
+    return source.replace(old, new)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of a process that imports what it does from `folder` first."""
+    path = os.pathsep.join(filter(None, [str(folder), *sys.path]))
+    return {**os.environ, "PYTHONPATH": path}
