@@ -10,6 +10,7 @@ from sparse_mla_verify import (
     claims,
     collect,
     counterfactuals,
+    guarded,
     identify,
     inquiries,
     recordings,
@@ -17,6 +18,7 @@ from sparse_mla_verify import (
 from sparse_mla_verify.cases import FAMILIES
 from sparse_mla_verify.evidence import LIVE, RECORDED, Pushed
 from sparse_mla_verify.marks import between_marks
+from sparse_mla_verify.schedules import REFERENCE
 
 _KNOWN = {}
 
@@ -185,6 +187,8 @@ def test_explain_says_what_would_refute_a_claim(capsys):
     assert "ties to even" in printed
     assert "truncates P  [p-rz; on normal/checkpoint" in printed
     assert audit.main(["explain", "all-written"]) == 0
+    assert audit.main(["explain", claims.UNREAD]) == 0
+    assert "no decode faults, and a kernel does that" in capsys.readouterr().out
     assert audit.main(["explain", "nothing"]) == 2
     assert "none of" in capsys.readouterr().err
 
@@ -232,12 +236,15 @@ def test_the_report_shows_attributions_and_trials(tmp_path, monkeypatch, capsys,
 NO_PUSH = Pushed({}, {}, {})
 
 
-def evidence(source, *families, push=NO_PUSH):
+def evidence(source, *families, push=NO_PUSH, guarded="gathered"):
     held = tuple(SimpleNamespace(case=SimpleNamespace(family=f)) for f in families)
-    return SimpleNamespace(source=source, cases=held, push=push)
+    return SimpleNamespace(source=source, cases=held, push=push, guarded=guarded)
 
 
-def test_a_claim_that_awaits_its_family_is_left_out_of_a_recording_alone():
+def test_a_claim_that_awaits_its_family_is_left_out_of_a_recording_alone(monkeypatch):
+    assert audit.left_out(evidence(RECORDED, "normal")) == {}
+    waiting = {"huge-logits": replace(FAMILIES["huge-logits"], pending=True)}
+    monkeypatch.setattr(audit, "FAMILIES", {**FAMILIES, **waiting})
     assert list(audit.left_out(evidence(RECORDED, "normal"))) == ["p-saturates"]
     assert audit.left_out(evidence(RECORDED, "normal", "huge-logits")) == {}
     assert audit.left_out(evidence(LIVE, "normal")) == {}
@@ -254,3 +261,28 @@ def test_push_claims_are_left_out_where_push_was_not_looked_at(
     _, plain, _ = run(tmp_path, synthetic, "--families", "normal")
     assert not claims_of(plain).keys() & set(audit.PUSH)
     assert "left out: same-push-code" in capsys.readouterr().out
+
+
+def test_the_claim_on_guarded_caches_is_left_out_without_its_recording(
+    offline, tmp_path, synthetic, capsys, monkeypatch
+):
+    monkeypatch.setattr(guarded, "shipped", lambda: None)
+    left = audit.left_out(evidence(LIVE, "normal", guarded=None))
+    assert left == {claims.UNREAD: f"until {guarded.FILE} is recorded"}
+    _, plain, _ = run(tmp_path, synthetic)
+    assert claims.UNREAD not in claims_of(plain)
+    assert f"left out: {claims.UNREAD}, until" in capsys.readouterr().out
+    monkeypatch.setattr(guarded, "shipped", lambda: tmp_path / "x.json")
+    left = audit.left_out(evidence(LIVE, "normal", guarded=None))
+    assert left == {claims.UNREAD: "for an audit of all families"}
+
+
+@pytest.mark.parametrize("schedule", REFERENCE)
+def test_guarded_caches_are_looked_at_on_every_schedule(
+    offline, tmp_path, synthetic, monkeypatch, schedule
+):
+    asked = []
+    monkeypatch.setattr(collect, "guarded_caches", lambda name: asked.append(name))
+    run(tmp_path, synthetic, "--schedule", schedule)
+    run(tmp_path, synthetic, "--schedule", schedule, "--families", "normal")
+    assert asked == [schedule]

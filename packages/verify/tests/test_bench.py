@@ -513,11 +513,28 @@ def test_a_shapes_schedule_has_the_least_mean():
     ]  # fmt: skip
 
 
+def test_a_schedule_behind_the_peer_at_fewer_points_comes_before_one_with_less_mean():
+    def times(p):
+        # Behind a peer of 1.0 at 1, 2 and all of a shape's 8 key counts.
+        slow = {"base": p.keys == 2048, "low-latency": p.keys >= 1024, "low-latency-2": True}
+        fast = {"base": 0.9, "low-latency": 0.1, "low-latency-2": 0.05}
+        return {name: 1.0 if slow[name] else fast[name] for name in slow}
+
+    run = schedules_run(times)
+    assert policy.schedules_text(run, max_keys=2048)[0] == "1-16x16:base"
+    # Up to 1024 keys base is behind nowhere, the others still are.
+    assert policy.schedules_text(run, max_keys=1024)[0] == "1-16x16:base"
+    # Of 512 keys at most two are never behind: the mean decides.
+    assert policy.schedules_text(run, max_keys=512)[0] == "1-16x16:low-latency"
+    # Without a time of the peer none is behind.
+    assert policy.schedules_text(run, max_keys=2048, peer="none")[0] == "1-16x16:low-latency"
+
+
 def test_the_mean_is_geometric_and_of_the_keys_that_count():
     def times(p):
         return {"base": 0.1 if p.keys == 2048 else 1.0, "low-latency-2": 0.9}
 
-    run = schedules_run(times)
+    run = schedules_run(times, flashmla=2.0)  # behind which none is
     assert policy.schedules_text(run, max_keys=2048)[0] == "1-16x16:base"  # 10 ** -(1 / 8) = 0.75
     assert policy.schedules_text(run, max_keys=1024)[0] == "1-16x16:low-latency-2"
 

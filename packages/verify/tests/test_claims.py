@@ -6,6 +6,16 @@ import pytest
 from sparse_mla_verify import claims as c
 from sparse_mla_verify.counterfactuals import CATALOGUE
 from sparse_mla_verify.evidence import LIVE, Evidence, Pushed, Trial, live_case
+from sparse_mla_verify.guarded import (
+    GIVEN,
+    OUTSIDE,
+    ROWS,
+    SHAPES,
+    GivenRow,
+    GuardedRecording,
+    GuardedRun,
+    Layout,
+)
 from sparse_mla_verify.predict import assess
 from sparse_mla_verify.push.falsify import CLAIM as PUSHED_LSE
 from sparse_mla_verify.push.falsify import COUNTERFACTUALS as PUSH_CATALOGUE
@@ -19,6 +29,16 @@ from sparse_mla_verify.structure import Finding
 HOST = Host("2000-01-01", "GPU", 1, "sm_90", *["x"] * 3, "4", "x", "x", "x")
 PUSHED = PushRecording(
     replace(HOST, dsl="4"), {"decode-b1": "aa"}, (Check("steps", "", 10, 0),), ()
+)
+GUARDED = GuardedRecording(
+    replace(HOST, dsl="4"),
+    Layout(ROWS, 1, 1, 1),
+    {"b1": "aa"},
+    tuple(GuardedRun("base", n, how, "b1", "", 9, 0) for n in SHAPES for how in GIVEN),
+    (
+        GivenRow("base", 0, True, "access 3", ""),
+        *(GivenRow("base", n, False, "none", "CUDA_ERROR_ILLEGAL_ADDRESS") for n in OUTSIDE),
+    ),
 )
 GPU_CHECKS = ("batch-independence", "graph-replay", "runs-agree", "far-rows", "dependent-launches")
 
@@ -41,6 +61,7 @@ def evidence_of(few, stand_in, fault=lambda latent, lse: None):
             {"decode-b1": "aa"},
             {name: TOLD.of(name) for name in PUSH_CATALOGUE},
         ),
+        guarded=GUARDED,
     )
 
 
@@ -164,6 +185,7 @@ def test_a_structural_finding_fails_its_claim(good, name):
 def test_another_cubin_fails_and_another_compiler_decides_nothing(good):
     assert failing(replace(good, compiled={"b1": "bb"})) == {"same-code"}
     assert failing(replace(good, compiled={"b2": "aa"})) == {"same-code"}
+    assert verdicts(replace(good, compiled={"b2": "aa"}))[c.UNREAD].status is c.Status.UNDECIDED
     other = replace(good, compiled={"b1": "bb"}, compiler="5")
     assert verdicts(other)["same-code"].status is c.Status.UNDECIDED
 

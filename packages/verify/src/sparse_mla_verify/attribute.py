@@ -43,6 +43,7 @@ CASES = (
     "dominant/off-grid",
     "hugely-negative/around",
     "rising-max/every-chunk",
+    "real-activations/checkpoint",
 )
 # The counterfactuals that change what is rounded, rather than in which order or what is written.
 COSTS = (

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from sparse_mla_verify import attribute, claims, collect, inquiries, recordings, report
+from sparse_mla_verify import attribute, claims, collect, guarded, inquiries, recordings, report
 from sparse_mla_verify.cases import FAMILIES, HEAD_TILE, SEED, Case, all_cases
 from sparse_mla_verify.evidence import RECORDED, Evidence
 from sparse_mla_verify.marks import between_marks
@@ -81,8 +81,9 @@ PUSH = ("pushed-steps", "same-push-code", falsify.CLAIM)
 def left_out(evidence: Evidence) -> dict[str, str]:
     """The claims that are left out, with the reason.
 
-    Those that need a pending family which a recording lacks, and those about push mode in an audit
-    of less than all families of the base schedule.
+    Those that need a pending family which a recording lacks, those about push mode in an audit of
+    less than all families of the base schedule, and the one about guarded caches where that
+    recording is absent or was not looked at.
     """
     held = {c.case.family for c in evidence.cases}
     waiting = {
@@ -90,9 +91,13 @@ def left_out(evidence: Evidence) -> dict[str, str]:
         for name, family in NEEDS.items()
         if evidence.source == RECORDED and FAMILIES[family].pending and family not in held
     }
-    if evidence.push is not None:
-        return waiting
-    return waiting | dict.fromkeys(PUSH, "for an audit of the whole base schedule")
+    if evidence.push is None:
+        waiting |= dict.fromkeys(PUSH, "for an audit of the whole base schedule")
+    if evidence.guarded is None:
+        absent = guarded.shipped() is None
+        why = f"until {guarded.FILE} is recorded" if absent else "for an audit of all families"
+        waiting[claims.UNREAD] = why
+    return waiting
 
 
 def decide(evidence: Evidence) -> list[tuple[claims.Claim, claims.Verdict]]:
@@ -115,7 +120,10 @@ def gather(options: argparse.Namespace, console: Console) -> tuple[Evidence, Rec
             found = collect.from_gpu(cases, progress, workers=options.workers)[0]
         else:
             found = collect.from_nothing(cases, progress, workers=options.workers)
-        if options.schedule == BASE and not options.families and not left:
+        whole = not options.families and not left
+        if whole:
+            found = replace(found, guarded=collect.guarded_caches(options.schedule))
+        if whole and options.schedule == BASE:
             push = collect.pushed(progress, workers=options.workers)
             found = replace(found, push=push, trials={**found.trials, **push.trials})
     return replace(found, notes=(*found.notes, note)) if left else found, recording

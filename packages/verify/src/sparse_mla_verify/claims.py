@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import product
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from sparse_mla_verify.compare import values_of
 from sparse_mla_verify.counterfactuals import CATALOGUE, Counterfactual
 from sparse_mla_verify.counterfactuals import CLAIMS as CONTRACT
 from sparse_mla_verify.evidence import LIVE, RECORDED, CaseEvidence, Evidence, Trial
+from sparse_mla_verify.guarded import GIVEN, OUTSIDE, SHAPES, GuardedRecording
 from sparse_mla_verify.push import falsify
 from sparse_mla_verify.runs import GUARD_ROWS, POISONS
 from sparse_mla_verify.structure import CHECKS as STRUCTURE
@@ -67,7 +69,7 @@ def claim(
 def all_claims() -> tuple[Claim, ...]:
     """The claims in the order of reports."""
     contract = tuple(map(_of_the_contract, CONTRACT))
-    return (*_CLAIMS, *contract, _pushed_lse(), *map(_structural, STRUCTURE))
+    return (*_CLAIMS, _unread(), *contract, _pushed_lse(), *map(_structural, STRUCTURE))
 
 
 def _undecided(why: str) -> Verdict:
@@ -289,6 +291,64 @@ def far_rows(evidence: Evidence) -> Verdict:
 def dependent_launches(evidence: Evidence) -> Verdict:
     """Under PDL a kernel sees all that the kernel just before it wrote."""
     return _check(evidence, "dependent-launches")
+
+
+# Guarded caches, recorded; the recording decides in an audit on a GPU too
+
+UNREAD = "masked-ids-unread"
+
+
+def _unread() -> Claim:
+    """The claim that what is masked is not read, with the reads that have to fault."""
+    statement = (
+        "A row that an id outside the cache or past the count would name is never read: where "
+        "nothing but the cache is mapped no decode faults, and a read there does."
+    )
+    about = "is given as its cache the row that such an id would name, and reads it"
+    reader = Counterfactual("given-row", UNREAD, about, data=tuple(SHAPES))
+
+    def decide(evidence: Evidence) -> Verdict:
+        if evidence.guarded is None:
+            return _undecided("the recording of guarded caches is absent or was not looked at")
+        return _of_other_code(evidence, evidence.guarded) or _of_guarded(evidence.guarded)
+
+    return Claim(UNREAD, statement, "gather", "fault", decide, (reader,))
+
+
+def _of_other_code(evidence: Evidence, guarded: GuardedRecording) -> Verdict | None:
+    """Undecided unless the cubins that ran are those of today's source."""
+    if not evidence.compiled:
+        return _undecided("; ".join(evidence.notes) or "nothing was compiled")
+    if evidence.compiler != guarded.host.dsl:
+        return _undecided(f"compiled by DSL {evidence.compiler} here, by {guarded.host.dsl} there")
+    other = [key for key, sha in guarded.cubins.items() if evidence.compiled.get(key) != sha]
+    if other or not guarded.cubins:
+        return _undecided(f"{len(other)} of {len(guarded.cubins)} cubins differ: {other[:3]}")
+    return None
+
+
+def _of_guarded(guarded: GuardedRecording) -> Verdict:
+    unmapped = [row for row in guarded.given_rows if not row.mapped]
+    runs, ended = guarded.runs, sum(bool(run.error) for run in guarded.runs)
+    differing, elements = (
+        sum(getattr(r, name) for r in runs) for name in ("differing", "elements")
+    )
+    figures = (
+        f"{ended} of {len(runs)} runs fault, {differing:,} of {elements:,} elements differ; given "
+        f"the row, {sum(row.faulted for row in unmapped)} of {len(unmapped)} fault"
+    )
+    wrong = [f"{r.case}, {r.given}: {r.error or r.first}" for r in runs if not r.same]
+    wrong += [f"row {r.id} was read, and did not fault" for r in unmapped if not r.faulted]
+    wrong += [
+        f"row {r.id} is mapped: {r.error}" for r in guarded.given_rows if r.mapped and r.error
+    ]
+    ran = {(run.case, run.given) for run in runs}
+    given = {row.id for row in guarded.given_rows}
+    lacking = [f"{case}, {how}" for case, how in product(SHAPES, GIVEN) if (case, how) not in ran]
+    lacking += [f"row {id_}" for id_ in (0, *OUTSIDE) if id_ not in given]
+    if lacking and not wrong:
+        return _undecided(f"{figures}; not recorded: {'; '.join(lacking)}")
+    return _decided(not wrong, figures, wrong[:10])
 
 
 # Push mode, recorded; its recordings decide in an audit on a GPU too

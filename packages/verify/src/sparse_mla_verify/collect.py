@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sparse_mla_verify import counterfactuals
+from sparse_mla_verify import counterfactuals, guarded
 from sparse_mla_verify.cases import Case, Signature
 from sparse_mla_verify.evidence import (
     COMPILED,
@@ -187,6 +187,12 @@ def pushed(progress: Progress, *, workers: int | None = None) -> Pushed:
     except ImportError as missing:
         compiled, notes = {}, (f"the kernel package can't be imported: {missing}",)
     return Pushed(recordings, compiled, trials, notes)
+
+
+def guarded_caches(schedule: str) -> guarded.GuardedRecording | None:
+    """A schedule's runs on guarded caches, from the recording that comes with the package."""
+    path = guarded.shipped()
+    return guarded.load(path).of(schedule) if path else None
 
 
 def compile_step(batch: int, owner_heads: int, ranks: int, width: int, arch: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sparse_mla_verify.cases import HEAD_TILE, Case
 from sparse_mla_verify.compare import compare_bits
+from sparse_mla_verify.guarded import GuardedRecording
 from sparse_mla_verify.predict import Assessment
 from sparse_mla_verify.push.record import PushRecording
 from sparse_mla_verify.recordings import Check, Host, RecordedCase, Recording, differing_tiles
@@ -109,6 +110,7 @@ class Evidence:
     findings: Mapping[str, Mapping[str, Finding]] = field(default_factory=dict)  # by signature
     trials: Mapping[str, Trial] = field(default_factory=dict)  # by counterfactual
     push: Pushed | None = None  # None: not gathered
+    guarded: GuardedRecording | None = None  # of this schedule; None: not gathered
     stale: tuple[str, ...] = ()  # cases that the recording lacks or has of other inputs
     notes: tuple[str, ...] = ()  # why something could not be gathered
 

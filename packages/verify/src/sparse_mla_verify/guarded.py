@@ -88,6 +88,7 @@ PLACES = MappingProxyType(
 
 #: How a case is run: with the cache that is mapped, and as if it had two rows more.
 OUTSIDE_CACHE, UNNAMED = "ids outside the cache", "rows that no list names"
+GIVEN = OUTSIDE_CACHE, UNNAMED
 MORE_ROWS = 2
 
 
@@ -172,6 +173,11 @@ class GuardedRun:
     digests: tuple[str, ...] = ()
     first: str = ""
     error: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether it ran to its end and no bit differs."""
+        return not self.error and self.elements > 0 and self.differing == 0
 
 
 @dataclass(frozen=True)
@@ -486,14 +492,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def holds(recording: GuardedRecording) -> bool:
     """Whether all ran without an error, no bit differs, and exactly the unmapped rows faulted."""
-    return (
-        bool(recording.runs)
-        and all(run.elements and not run.differing and not run.error for run in recording.runs)
-        and all(
-            row.faulted != row.mapped and (row.faulted or not row.error)
-            for row in recording.given_rows
-        )
-    )
+    rows = recording.given_rows
+    as_mapped = all(not row.error if row.mapped else row.faulted for row in rows)
+    return bool(recording.runs) and all(run.same for run in recording.runs) and as_mapped
 
 
 def said(recording: GuardedRecording) -> list[str]:

@@ -141,7 +141,10 @@ def explain_command(options: argparse.Namespace) -> int:
     print(textwrap.fill(claim.statement, 88, initial_indent="  ", subsequent_indent="  "))
     if not claim.counterfactuals:
         return 0
-    print("It holds if the bits are the contract's, and other than those of a kernel that")
+    if claim.kind == "fault":
+        print("It holds if no decode faults, and a kernel does that")
+    else:
+        print("It holds if the bits are the contract's, and other than those of a kernel that")
     for c in claim.counterfactuals:
         print(f"  {c.about}  [{c.name}; on {', '.join(c.data)}]")
     return 0
