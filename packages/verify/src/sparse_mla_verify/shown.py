@@ -15,6 +15,7 @@ from typing import Any
 
 from sparse_mla_verify.marks import between_marks
 from sparse_mla_verify.recordings import FOLDER
+from sparse_mla_verify.variants import VARIANTS
 
 #: Columns, by the name of the file: what a reader knows a kernel by.
 KERNELS = {
@@ -69,6 +70,8 @@ def _caught(variants: Sequence[Mapping[str, Any]]) -> str:
         question, _ = variant["finding"]
         answer = f"{question}: {result['findings'][question]}"
         lines.append(_row(variant["name"], ", ".join(result["failed"]) or "none", answer))
+    ran = {result["variant"]["name"] for result in variants}
+    lines += [_row(v.name, "not recorded", "") for v in VARIANTS if v.name not in ran]
     return "\n".join(lines)
 
 
