@@ -29,7 +29,10 @@ from sparse_mla_kernel.primitives import (
 
 @cute.jit
 def expect_p(smem: Int32, multiplied: Int32, layout: cutlass.Constexpr[SharedLayout]) -> None:
-    """One thread: expect P of ``multiplied`` keys from every CTA, also from one without keys."""
+    """One thread: expect P of ``multiplied`` keys from every CTA, also from one without keys.
+
+    P may come before it is expected: the barrier's phase does not end before this arrival.
+    """
     size = layout.split * layout.heads * multiplied
     mbarrier_arrive_expect_tx(smem + layout.p_barrier, size)
 
