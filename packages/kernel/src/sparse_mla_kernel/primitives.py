@@ -96,17 +96,6 @@ def cvt_e4m3x4_f16x4(word: Uint32) -> tuple[Uint32, Uint32]:
 
 
 @cute.jit
-def cvt_e4m3x2_f16x2(low: Float32, high: Float32) -> Uint32:
-    """Two numbers rounded to E4M3 as :func:`cvt_e4m3x2` does, then as two FP16, exactly."""
-    return inline_ptx(
-        "{ .reg .b16 pair; cvt.rn.satfinite.e4m3x2.f32 pair, {$r1}, {$r0}; "
-        "cvt.rn.f16x2.e4m3x2 {$w0}, pair; }",
-        write_only_types=[Uint32],
-        read_only_args=[low, high],
-    )
-
-
-@cute.jit
 def cvt_e4m3x4(a: Float32, b: Float32, c: Float32, d: Float32) -> Uint32:
     """Four numbers rounded to E4M3 as :func:`cvt_e4m3x2` does, ``a`` in bits 0-7."""
     return inline_ptx(

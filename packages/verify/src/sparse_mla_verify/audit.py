@@ -17,6 +17,7 @@ from rich.table import Table
 
 from sparse_mla_verify import attribute, claims, collect, guarded, inquiries, recordings, report
 from sparse_mla_verify.cases import FAMILIES, HEAD_TILE, SEED, Case, all_cases
+from sparse_mla_verify.collect import gpu_name
 from sparse_mla_verify.evidence import RECORDED, Evidence
 from sparse_mla_verify.marks import between_marks
 from sparse_mla_verify.pool import kept
@@ -156,15 +157,6 @@ def within_budget(
     spent = np.cumsum([cost[c.name] for c in ranked]) / TILE_KEYS_PER_SECOND
     kept = {c.name for k, c in enumerate(ranked) if k == 0 or spent[k] <= seconds}
     return [c for c in cases if c.name in kept], tuple(n for n in cost if n not in kept)
-
-
-def gpu_name() -> str | None:
-    """The GPU's name; None without one, or without PyTorch."""
-    try:
-        from sparse_mla_verify.gpu import device_name
-    except ImportError:
-        return None
-    return device_name()
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -56,6 +56,15 @@ class Hashed(Artifact, Protocol):
         """In hex."""
 
 
+def gpu_name() -> str | None:
+    """The GPU's name; None without one, or without PyTorch."""
+    try:
+        from sparse_mla_verify.gpu import device_name
+    except ImportError:
+        return None
+    return device_name()
+
+
 def from_gpu(
     cases: Sequence[Case], progress: Progress, *, workers: int | None = None
 ) -> tuple[Evidence, Recording]:

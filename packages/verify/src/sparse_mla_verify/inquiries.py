@@ -16,6 +16,7 @@ from sparse_mla_verify import attribution_report, claims, recordings
 from sparse_mla_verify.adapters import load
 from sparse_mla_verify.attribute import Attribution, attribute_all, cases_of
 from sparse_mla_verify.cases import Case
+from sparse_mla_verify.collect import gpu_name
 from sparse_mla_verify.identify import QUESTIONS, Finding, identify
 from sparse_mla_verify.progress import Bars, bars_on
 from sparse_mla_verify.recordings import Recording
@@ -105,8 +106,6 @@ def identify_command(options: argparse.Namespace) -> int:
 
 def _machine() -> dict[str, Any]:
     """The GPU and the versions; {} where there is no GPU."""
-    from sparse_mla_verify.audit import gpu_name
-
     if gpu_name() is None:
         return {}
     from sparse_mla_verify import gpu
