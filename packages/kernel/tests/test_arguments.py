@@ -10,7 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparse_mla_kernel import BASE, Artifact, CompiledSparse, run_sparse, sparse_decode
+from sparse_mla_kernel import (
+    BASE,
+    Artifact,
+    CompiledSparse,
+    cross_compile,
+    run_sparse,
+    sparse_decode,
+)
 from sparse_mla_kernel.checks import architecture_of, resolve_device
 
 BATCH, HEADS, PADDED, WIDTH, CAP, N = 2, 16, 32, 8, 3, 5
@@ -279,3 +286,18 @@ def test_the_operator_knows_its_shapes() -> None:
     assert latent.dtype == torch.bfloat16
     assert lse.shape == (CAP, PADDED)
     assert lse.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        (
+            (65535, 128, 128, 16, 65535),
+            r"padded is 128; batch x padded x 576 is \d+; it may be at most",
+        ),
+        ((65535, 16, 16, 40000, 65535), r"width is 40000; batch x width is \d+; it may be at most"),
+    ],
+)
+def test_sizes_past_32_bit_offsets_are_refused(sizes, says):
+    with pytest.raises(ValueError, match=says):
+        cross_compile(*sizes)

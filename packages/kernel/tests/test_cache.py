@@ -230,6 +230,14 @@ def test_a_damaged_manifest(content: str, root: Path, built: Any) -> None:
         assert cache.find(inputs()) is None
 
 
+def test_an_entry_without_a_manifest_is_replaced(root: Path, built: Any) -> None:
+    assert built.keep(inputs())
+    (root / cache.key(inputs()) / "manifest.json").unlink()
+    assert cache.find(inputs()) is None
+    assert built.keep(inputs())
+    assert cache.find(inputs()) is not None
+
+
 def test_a_launcher_of_another_cubin(root: Path, built: Any) -> None:
     """Also where every hash is right: what runs is the cubin whose hash a recording names."""
     other = b"\x7fELF" + bytes(1000)

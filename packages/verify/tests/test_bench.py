@@ -952,3 +952,18 @@ def test_a_run_that_finds_a_wrong_result_exits_with_1(capsys):
     wrong = Result(CHECKPOINT, 64, {}, {}, 0, {"base": 0.5})
     assert session.close(Run({}, [wrong]), Console()) == 1
     assert "base is off by 0.5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"results": [{}], "wide": []}'])
+def test_a_file_that_is_no_run_is_an_error(content, tmp_path, capsys):
+    file = tmp_path / "run.json"
+    file.write_text(content)
+    assert command.main(["table", str(file)]) == 2
+    assert "no benchmark's JSON" in capsys.readouterr().err
+
+
+def test_times_that_are_none_are_refused(tmp_path):
+    file = tmp_path / "run.json"
+    schedules_run(flat(base=float("nan"))).save(file)
+    with pytest.raises(ValueError, match="not finite and above 0"):
+        load(file)

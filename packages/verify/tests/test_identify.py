@@ -129,6 +129,13 @@ def test_a_kernel_that_raises_ends_nothing():
     assert {f.determined for f in i.identify(never, (i.lse_base, i.partials))} == {False}
 
 
+def test_a_kernel_that_answers_nothing_is_determined_in_nothing():
+    def broken(*arguments, **scales):
+        raise TypeError("no kernel at all")
+
+    assert not any(f.determined for f in i.identify(broken, i.QUESTIONS[-1:]))
+
+
 def test_lses_that_fit_no_base_are_undetermined():
     def kernel(*arguments, **scales):
         latent, lse = reference(*arguments, **scales)

@@ -287,10 +287,18 @@ def test_a_missing_run_is_said(tmp_path, bench, capsys):
     page = tmp_path / "page.md"
     page.write_text("<!-- figures: by a command -->\nold\n<!-- /figures -->\n")
     given = ["stages", str(tmp_path / "none.json"), "--into", str(page)]
-    assert command.main(given) == 0
-    assert "not recorded yet" in capsys.readouterr().out
-    assert "not recorded yet" in page.read_text()
-    assert "old" not in page.read_text()
+    assert command.main(given) == 2
+    assert "none.json is not there" in capsys.readouterr().err
+    assert "old" in page.read_text()
+    assert "not recorded yet" in stages.markdown(tmp_path / "none.json", bench)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"results": [1]}'])
+def test_a_file_that_is_none_is_an_error(content, tmp_path, capsys):
+    file = tmp_path / "a.json"
+    file.write_text(content)
+    assert command.main(["stages", str(file)]) == 2
+    assert "no JSON of stages" in capsys.readouterr().err
 
 
 def test_a_run_needs_a_gpu(tmp_path):

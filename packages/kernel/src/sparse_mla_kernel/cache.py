@@ -280,9 +280,14 @@ def keep(inputs: Mapping[str, object], launcher: bytes, ptx: str, cubin: bytes) 
             entry = Path(scratch) / "entry"
             entry.mkdir()
             _write(entry, inputs, launcher, ptx, cubin)
-            # Another process may have been quicker: its entry is as good.
-            with contextlib.suppress(FileExistsError):
+            try:
                 _publish(entry, root / key(inputs))
+            except FileExistsError:
+                # Another process was quicker, and its entry is as good; or what lies there is none.
+                if not holds(inputs):
+                    _remove(root / key(inputs))
+                    with contextlib.suppress(FileExistsError):
+                        _publish(entry, root / key(inputs))
     except OSError as error:
         warnings.warn(
             f"a compiled kernel can't be kept in {root} ({error}); the next process compiles it "
@@ -291,7 +296,7 @@ def keep(inputs: Mapping[str, object], launcher: bytes, ptx: str, cubin: bytes) 
             stacklevel=2,
         )
         return False
-    return True
+    return holds(inputs)
 
 
 def _write(

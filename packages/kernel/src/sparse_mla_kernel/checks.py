@@ -6,7 +6,7 @@ import numbers
 
 import torch
 
-from sparse_mla_kernel.schedule import TILE_HEADS, Schedule
+from sparse_mla_kernel.schedule import ROW_COLUMNS, TILE_HEADS, Schedule
 
 #: Compute capabilities that the kernel compiles for.
 ARCHITECTURES = {
@@ -20,6 +20,8 @@ MAX_RANKS = 32
 BYTES = (torch.uint8, torch.float8_e4m3fn)
 #: Row ids are int32.
 MAX_CACHE_ROWS = 2**31 - 1
+#: Elements that the query, the row lists or the latents may have.
+MAX_ELEMENTS = 2**31 - 1
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
@@ -40,6 +42,15 @@ def check_geometry(batch: int, heads: int, padded: int, width: int) -> None:
         raise ValueError(f"heads is {heads}; it may be at most padded, which is {padded}")
     if width < 1:
         raise ValueError(f"width is {width}; it may be 1 or more")
+    # The kernels' offsets into these are 32-bit; those into kv are not.
+    for what, size in (
+        (f"width is {width}; batch x width", batch * width),
+        (f"padded is {padded}; batch x padded x {ROW_COLUMNS}", batch * padded * ROW_COLUMNS),
+    ):
+        if size > MAX_ELEMENTS:
+            raise ValueError(
+                f"batch is {batch}, {what} is {size}; it may be at most {MAX_ELEMENTS} (2^31 - 1)"
+            )
 
 
 def check_cap(cap: int, batch: int) -> None:

@@ -104,6 +104,10 @@ def parse_schedules(text: str) -> Mapping[int, Mapping[int, Schedule]]:
 def sparse_for(rows: int, gathered: int, padded: int, *, table: str | None = None) -> bool:
     """Whether a batch runs this kernel.
 
+    The shipped table is of latent mode with what :func:`schedule_for` picks, against FlashMLA's
+    sparse decode. The base schedule, the only one of push mode and the default elsewhere, is slower
+    than FlashMLA at many of the same points (docs/benchmark.md): who runs it makes a table of it.
+
     Args:
         rows: Decode rows of the batch.
         gathered: Query heads gathered from all ranks.

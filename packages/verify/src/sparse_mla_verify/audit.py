@@ -164,6 +164,12 @@ def _run(options: argparse.Namespace) -> int:
     if options.seed != SEED and (options.recording or gpu_name() is None):
         console.print(f"seed: other inputs than those of seed {SEED} need a GPU", style="red")
         return 2
+    if options.recording:
+        try:
+            recordings.load(options.recording)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            console.print(f"recording: {options.recording} is none ({error!r})", markup=False)
+            return 2
     with kept(options.workers):
         evidence, recording = gather(options, console)
         parts = (e.case for e in evidence.cases if e.case.name in attribute.CASES)
@@ -171,13 +177,15 @@ def _run(options: argparse.Namespace) -> int:
         machine = collect.machine_of(evidence.host.arch) if evidence.host else "SM90"
         attributed = inquiries.attributed(shown, machine, recording, options.workers, console)
     results = decide(evidence)
+    absent = [f"left out: {name}, {why}" for name, why in left_out(evidence).items()]
+    evidence = replace(evidence, notes=(*evidence.notes, *absent))
     if options.json:
         print(json.dumps(report.plain(evidence, results, attributed), indent=1))
     else:
         report.print_report(console, evidence, results)
     path = report.write_report(options.report, evidence, results, attributed)
-    for name, why in left_out(evidence).items():
-        console.print(f"left out: {name}, {why}")
+    for line in absent:
+        console.print(line, markup=False, highlight=False)
     return _close(console, results, f"report: {path}")
 
 

@@ -88,19 +88,22 @@ def identify_command(options: argparse.Namespace) -> int:
     except ValueError as error:
         console.print(str(error), style="red", markup=False)
         return 2
+    if options.out and not options.out.parent.is_dir():
+        console.print(f"out: {options.out.parent} is no folder", style="red", markup=False)
+        return 2
     machine = _machine() if options.out else {}  # before a kernel can fault
     with bars_on(console) as bars:
         progress = Bars(bars)
         progress.start("questions", len(QUESTIONS))
         found = identify(kernel, advance=lambda name: progress.advance("questions"))
     plain = [dataclasses.asdict(f) for f in found]
-    if options.out:
-        record = {"kernel": options.kernel, "machine": machine, "findings": plain}
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
     if options.json:
         print(json.dumps(plain, indent=1))
     else:
         console.print(findings_table(options.kernel, found))
+    if options.out:
+        record = {"kernel": options.kernel, "machine": machine, "findings": plain}
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
     return 0 if any(f.determined for f in found) else 2
 
 

@@ -189,7 +189,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _table(options: argparse.Namespace) -> int:
-    run = load(options.file)
+    try:
+        run = load(options.file)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     report.print_report(_console(), run)
     if options.plot:
         report.write_plot(options.plot, run)
@@ -216,7 +220,13 @@ def _policy(options: argparse.Namespace) -> int:
 def _stages(options: argparse.Namespace) -> int:
     if options.file is None and (status := stages.run(options.out, options.said)):
         return status
-    text = stages.markdown(options.file or options.out, load(options.bench))
+    try:
+        if options.file is not None and not options.file.exists():
+            raise ValueError(f"file: {options.file} is not there")
+        text = stages.markdown(options.file or options.out, load(options.bench))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     print(text, end="")
     if options.into:
         options.into.write_text(between_marks(options.into.read_text(), text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -142,17 +143,22 @@ def load(path: Path) -> Run:
 
     Raises ValueError for a file that is none.
     """
-    plain = json.loads(path.read_text())
-    if not isinstance(plain, dict) or "results" not in plain:
-        raise ValueError(f"path: {path} is no benchmark's JSON")
     parts = ("host_us", "left_out", "wide", "results")
-    return Run(
-        {key: value for key, value in plain.items() if key not in parts},
-        [Result.from_plain(result) for result in plain["results"]],
-        [Result.from_plain(result) for result in plain["wide"]],
-        plain["host_us"],
-        [Point(*sizes) for sizes in plain["left_out"]],
-    )
+    try:
+        plain = json.loads(path.read_text())
+        run = Run(
+            {key: value for key, value in plain.items() if key not in parts},
+            [Result.from_plain(result) for result in plain["results"]],
+            [Result.from_plain(result) for result in plain["wide"]],
+            plain["host_us"],
+            [Point(*sizes) for sizes in plain["left_out"]],
+        )
+        times = [t for result in (*run.results, *run.wide) for t in result.times_us.values()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"path: {path} is no benchmark's JSON ({error!r})") from error
+    if not all(math.isfinite(time) and time > 0 for time in times):
+        raise ValueError(f"path: {path} has times that are not finite and above 0")
+    return run
 
 
 def _with_ours(of: Mapping[str, Value], name: str) -> dict[str, Value]:

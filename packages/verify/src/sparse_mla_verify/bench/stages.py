@@ -310,10 +310,11 @@ def save(path: Path, about: Mapping[str, Any], results: Sequence[Staged]) -> Non
 
 def load(path: Path) -> tuple[dict[str, Any], list[Staged]]:
     """Read a run's JSON. Raises ValueError for a file that is none."""
-    plain = json.loads(path.read_text())
-    if not isinstance(plain, dict) or "results" not in plain:
-        raise ValueError(f"path: {path} is no JSON of stages")
-    return plain, [Staged.from_plain(result) for result in plain.pop("results")]
+    try:
+        plain = json.loads(path.read_text())
+        return plain, [Staged.from_plain(result) for result in plain.pop("results")]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"path: {path} is no JSON of stages ({error!r})") from error
 
 
 def shipped() -> Path:
