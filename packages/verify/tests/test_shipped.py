@@ -11,7 +11,7 @@ from sparse_mla_verify.evidence import recorded_case, split_stale
 from sparse_mla_verify.live import CHECKS
 from sparse_mla_verify.predict import assess
 from sparse_mla_verify.recordings import KERNEL, load, shipped
-from sparse_mla_verify.report import figures_markdown
+from sparse_mla_verify.report import claims_markdown, figures_markdown
 from sparse_mla_verify.schedules import BASE, REFERENCE
 
 RECORDED_FAMILIES = [name for name, family in FAMILIES.items() if not family.pending]
@@ -70,6 +70,13 @@ def compiled_as_recorded(recording, signatures):
     assert dsl_version() == recording.host.dsl
     found = {s.key: cross_compiled(s, f"{recording.host.arch}a").sha256 for s in signatures}
     return found == {s.key: recording.cubins[s.key] for s in signatures}
+
+
+def test_the_page_of_claims_shows_every_recorded_one():
+    page = Path(__file__).parents[3] / "docs" / "claims.md"
+    shown = {name: load(path) for name in REFERENCE if (path := shipped(name))}
+    assert claims_markdown(shown) in page.read_text()
+    assert all(o.status == "pass" for recording in shown.values() for o in recording.outcomes)
 
 
 def test_todays_source_compiles_to_the_recorded_cubins(recording, cases, schedule):

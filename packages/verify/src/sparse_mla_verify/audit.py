@@ -59,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     figures = commands.add_parser("figures", help="the README's table, from a recording")
     figures.add_argument("--recording", type=Path, help="another recording than the one shipped")
     figures.add_argument("--into", type=Path, help="write it between the marks of this file")
+    figures.add_argument(
+        "--every", action="store_true", help="every claim of every schedule's recording instead"
+    )
     return parser
 
 
@@ -240,6 +243,9 @@ def _figures(options: argparse.Namespace) -> int:
         print(f"{path} is not a recording of a kernel", file=sys.stderr)
         return 2
     table = report.figures_markdown(recording)
+    if options.every:
+        paths = {name: recordings.shipped(name) for name in REFERENCE}
+        table = report.claims_markdown({n: recordings.load(p) for n, p in paths.items() if p})
     if options.into:
         options.into.write_text(between_marks(options.into.read_text(), table))
     else:

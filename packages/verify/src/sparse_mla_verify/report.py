@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -275,6 +275,22 @@ def figures_markdown(recording: Recording) -> str:
     lines = [f"| {o.statement} | {o.status} | {o.figures} |" for o in shown]
     head = ["| claim | verdict | figures |", "|---|---|---|"]
     return f"Recorded on {host.date}: {where}.\n\n" + "\n".join((*head, *lines)) + "\n"
+
+
+def claims_markdown(shipped: Mapping[str, Recording]) -> str:
+    """Every claim of every schedule's recording, structural ones too: a section each."""
+    parts = []
+    for schedule, recording in shipped.items():
+        host = recording.host
+        where = f"Recorded on {host.date}: {host.gpu}, driver {host.driver}."
+        head = f"## The {schedule} schedule\n\n{where}"
+        lines = [
+            f"| `{o.name}` | {o.statement} | {o.kind} | {o.status} | {o.figures} |"
+            for o in recording.outcomes
+        ]
+        table = ["| claim | | decided by | verdict | figures |", "|---|---|---|---|---|", *lines]
+        parts.append(head + "\n\n" + "\n".join(table))
+    return "\n\n".join(parts) + "\n"
 
 
 def outcomes_of(results: Results) -> tuple[Outcome, ...]:
