@@ -147,6 +147,8 @@ def gathers_asynchronously(code: Code) -> Finding:
     vectors = code.named(r"cp\.async\.cg\.shared\.global")
     arrivals = code.named(r"cp\.async\.mbarrier\.arrive\.noinc[.\w:]*")
     other = [i.name for i in code.named(r"cp\..*") if i not in (*bulk, *vectors, *arrivals)]
+    if not _unpacks(code):
+        other += [i.name for i in (*vectors, *arrivals)]  # bulk copies alone
     if not bulk or other or bool(vectors) != bool(arrivals):
         return Finding(False, f"{len(bulk)} bulk copies; beside them {sorted(set(other))}")
     sizes = ", ".join(sorted({i.operands[2] for i in bulk}))
@@ -171,13 +173,19 @@ def merges_over_the_cluster(code: Code) -> Finding:
     if not code.named(r"mapa\.shared::cluster.*"):
         return Finding(False, "no address of a peer is formed (mapa)")
     types = {i.name.rsplit(".", 1)[-1] for i in pushes}
-    ok = "f32" in types <= {"f32", "b32"}  # partials, and P as bytes
+    # Where products are FP16, P travels as bytes too; the base schedule sends partials alone.
+    ok = "f32" in types <= ({"f32", "b32"} if _unpacks(code) else {"f32"})
     return Finding(ok, f"{len(pushes)} st.async of {', '.join(sorted(types))}")
 
 
 _E4M3_MMA = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
 _F16_MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 _UNPACK = "cvt.rn.f16x2.e4m3x2"
+
+
+def _unpacks(code: Code) -> bool:
+    """Whether the products are FP16: a low-latency schedule."""
+    return bool(code.named(re.escape(_F16_MMA)))
 
 
 def multiplies_into_fp32(code: Code) -> Finding:
