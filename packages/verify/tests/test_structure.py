@@ -52,6 +52,13 @@ PTX_FAULTS = [
     ("merges-over-the-cluster", r"st\.async[.\w:]*", "st.shared::cluster.f32"),
     ("merges-over-the-cluster", r"\tbarrier\.cluster\.wait[^;]*;", ""),
     ("merges-over-the-cluster", r"(st\.async[.\w:]*)\.f32", r"\1.b16"),
+    ("merges-over-the-cluster", r"(st\.async[.\w:]*)\.f32", r"\1.b32"),
+    (
+        "gathers-asynchronously",
+        WAIT,
+        "\tcp.async.cg.shared.global [%r1], [%rd1], 16, %r2;\n"
+        "\tcp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r1];\n\tgriddepcontrol.wait;",
+    ),
     ("multiplies-into-fp32", r"\.e4m3\.e4m3\.f32", ".e4m3.e5m2.f32"),
     ("multiplies-into-fp32", r"f32\.e4m3\.e4m3\.f32", "f16.e4m3.e4m3.f16"),
     ("multiplies-into-fp32", WAIT, "\twgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 x;\n"),
