@@ -5,13 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparse_mla_verify.audit import recorded_apart
 from sparse_mla_verify.cases import FAMILIES, all_cases
 from sparse_mla_verify.collect import cross_compiled, dsl_version
 from sparse_mla_verify.evidence import recorded_case, split_stale
 from sparse_mla_verify.live import CHECKS
 from sparse_mla_verify.predict import assess
 from sparse_mla_verify.recordings import KERNEL, load, shipped
-from sparse_mla_verify.report import claims_markdown, figures_markdown
+from sparse_mla_verify.report import apart_markdown, claims_markdown, figures_markdown
 from sparse_mla_verify.schedules import BASE, LOW_LATENCY, REFERENCE
 
 RECORDED_FAMILIES = [name for name, family in FAMILIES.items() if not family.pending]
@@ -75,7 +76,11 @@ def compiled_as_recorded(recording, signatures):
 def test_the_page_of_claims_shows_every_recorded_one():
     page = Path(__file__).parents[3] / "docs" / "claims.md"
     shown = {name: load(path) for name in REFERENCE if (path := shipped(name))}
-    assert claims_markdown(shown) in page.read_text()
+    text = page.read_text()
+    assert claims_markdown(shown) in text
+    apart = recorded_apart(shown)
+    assert apart_markdown(apart) in text
+    assert all(o.status == "pass" for *_, outcomes in apart for o in outcomes)
     assert all(o.status == "pass" for recording in shown.values() for o in recording.outcomes)
 
 

@@ -6,7 +6,7 @@ Exit status: 0 when all claims hold, 1 when one fails, 2 when none fails but one
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -245,12 +245,41 @@ def _figures(options: argparse.Namespace) -> int:
     table = report.figures_markdown(recording)
     if options.every:
         paths = {name: recordings.shipped(name) for name in REFERENCE}
-        table = report.claims_markdown({n: recordings.load(p) for n, p in paths.items() if p})
+        held = {n: recordings.load(p) for n, p in paths.items() if p}
+        table = report.claims_markdown(held) + "\n" + report.apart_markdown(recorded_apart(held))
     if options.into:
         options.into.write_text(between_marks(options.into.read_text(), table))
     else:
         print(table, end="")
     return 0
+
+
+def recorded_apart(
+    shipped: Mapping[str, Recording], *, workers: int | None = None
+) -> list[tuple[str, recordings.Host, tuple[recordings.Outcome, ...]]]:
+    """What the recordings of guarded caches and of push mode decide: heads, machines, outcomes.
+
+    By themselves: the cubins of guarded caches are held against those of the schedules' recordings,
+    and nothing is compiled.
+    """
+    by_name = {c.name: c for c in claims.all_claims()}
+    nothing = Evidence(RECORDED, None, (), {}, {})
+    sections = []
+    for schedule, recording in shipped.items():
+        caches = collect.guarded_caches(schedule)
+        if caches is None:
+            continue
+        evidence = replace(
+            nothing, guarded=caches, compiled=recording.cubins, compiler=recording.host.dsl
+        )
+        claim = by_name[claims.UNREAD]
+        found = report.outcomes_of([(claim, claim.decide(evidence))])
+        sections.append((f"Guarded caches, the {schedule} schedule", caches.host, found))
+    pushed = collect.recorded_push(workers=workers)
+    evidence = replace(nothing, push=pushed)
+    decided = [by_name[name] for name in PUSH if by_name[name].kind != "structural"]
+    found = report.outcomes_of([(c, c.decide(evidence)) for c in decided])
+    return [*sections, ("Push mode", next(iter(pushed.recordings.values())).host, found)]
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {

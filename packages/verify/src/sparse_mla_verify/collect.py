@@ -1,8 +1,8 @@
 """Gathering evidence: from the GPU that is there, or from a recording of one."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Protocol
 
@@ -180,12 +180,11 @@ def from_nothing(
 
 
 def pushed(progress: Progress, *, workers: int | None = None) -> Pushed:
-    """Push mode, from the recordings of it that come with the package."""
-    recordings = {name: record.load(FOLDER / name) for name in falsify.RECORDINGS}
+    """Push mode, from the recordings of it that come with the package, and today's cubins."""
     progress.start("push", falsify.jobs())
-    trials = falsify.try_all(recordings, workers=workers, advance=lambda: progress.advance("push"))
-    arch = next(iter(recordings.values())).host.arch
-    wanted = sorted({record.sizes_of(key) for r in recordings.values() for key in r.cubins})
+    found = recorded_push(workers=workers, advance=lambda: progress.advance("push"))
+    arch = next(iter(found.recordings.values())).host.arch
+    wanted = sorted({record.sizes_of(key) for r in found.recordings.values() for key in r.cubins})
     progress.start("compile push", len(wanted))
     compiled: dict[str, str] = {}
     notes: tuple[str, ...] = ()
@@ -195,7 +194,16 @@ def pushed(progress: Progress, *, workers: int | None = None) -> Pushed:
             progress.advance("compile push")
     except ImportError as missing:
         compiled, notes = {}, (f"the kernel package can't be imported: {missing}",)
-    return Pushed(recordings, compiled, trials, notes)
+    return replace(found, compiled=compiled, notes=notes)
+
+
+def recorded_push(
+    *, workers: int | None = None, advance: Callable[[], None] = lambda: None
+) -> Pushed:
+    """Push mode's recordings and its counterfactuals against them; nothing is compiled."""
+    recordings = {name: record.load(FOLDER / name) for name in falsify.RECORDINGS}
+    trials = falsify.try_all(recordings, workers=workers, advance=advance)
+    return Pushed(recordings, {}, trials)
 
 
 def guarded_caches(schedule: str) -> guarded.GuardedRecording | None:

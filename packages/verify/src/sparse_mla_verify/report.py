@@ -15,7 +15,7 @@ from sparse_mla_verify import attribution_report
 from sparse_mla_verify.attribute import Attribution
 from sparse_mla_verify.claims import Claim, Status, Verdict, exit_status
 from sparse_mla_verify.evidence import LIVE, RECORDED, CaseEvidence, Evidence
-from sparse_mla_verify.recordings import Outcome, Recording
+from sparse_mla_verify.recordings import Host, Outcome, Recording
 from sparse_mla_verify.ulp import UlpErrors, bin_labels
 
 Results = Sequence[tuple[Claim, Verdict]]
@@ -279,18 +279,24 @@ def figures_markdown(recording: Recording) -> str:
 
 def claims_markdown(shipped: Mapping[str, Recording]) -> str:
     """Every claim of every schedule's recording, structural ones too: a section each."""
-    parts = []
-    for schedule, recording in shipped.items():
-        host = recording.host
-        where = f"Recorded on {host.date}: {host.gpu}, driver {host.driver}."
-        head = f"## The {schedule} schedule\n\n{where}"
-        lines = [
-            f"| `{o.name}` | {o.statement} | {o.kind} | {o.status} | {o.figures} |"
-            for o in recording.outcomes
-        ]
-        table = ["| claim | | decided by | verdict | figures |", "|---|---|---|---|---|", *lines]
-        parts.append(head + "\n\n" + "\n".join(table))
-    return "\n\n".join(parts) + "\n"
+    return "\n".join(
+        _claims_section(f"The {schedule} schedule", recording.host, recording.outcomes)
+        for schedule, recording in shipped.items()
+    )
+
+
+def apart_markdown(apart: Sequence[tuple[str, Host, Sequence[Outcome]]]) -> str:
+    """The claims that have recordings of their own: a section each, with its head and machine."""
+    return "\n".join(_claims_section(*section) for section in apart)
+
+
+def _claims_section(head: str, host: Host, outcomes: Sequence[Outcome]) -> str:
+    where = f"Recorded on {host.date}: {host.gpu}, driver {host.driver}."
+    lines = [
+        f"| `{o.name}` | {o.statement} | {o.kind} | {o.status} | {o.figures} |" for o in outcomes
+    ]
+    table = ["| claim | | decided by | verdict | figures |", "|---|---|---|---|---|", *lines]
+    return f"## {head}\n\n{where}\n\n" + "\n".join(table) + "\n"
 
 
 def outcomes_of(results: Results) -> tuple[Outcome, ...]:
