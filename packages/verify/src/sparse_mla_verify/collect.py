@@ -182,9 +182,9 @@ def from_nothing(
 def pushed(progress: Progress, *, workers: int | None = None) -> Pushed:
     """Push mode, from the recordings of it that come with the package, and today's cubins."""
     progress.start("push", falsify.jobs())
-    found = recorded_push(workers=workers, advance=lambda: progress.advance("push"))
-    arch = next(iter(found.recordings.values())).host.arch
-    wanted = sorted({record.sizes_of(key) for r in found.recordings.values() for key in r.cubins})
+    push = recorded_push(workers=workers, advance=lambda: progress.advance("push"))
+    arch = next(iter(push.recordings.values())).host.arch
+    wanted = sorted({record.sizes_of(key) for r in push.recordings.values() for key in r.cubins})
     progress.start("compile push", len(wanted))
     compiled: dict[str, str] = {}
     notes: tuple[str, ...] = ()
@@ -194,7 +194,7 @@ def pushed(progress: Progress, *, workers: int | None = None) -> Pushed:
             progress.advance("compile push")
     except ImportError as missing:
         compiled, notes = {}, (f"the kernel package can't be imported: {missing}",)
-    return replace(found, compiled=compiled, notes=notes)
+    return replace(push, compiled=compiled, notes=notes)
 
 
 def recorded_push(
