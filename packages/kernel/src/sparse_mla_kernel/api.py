@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -181,9 +182,10 @@ def sparse_decode(
             )
     batch, padded, _ = query.shape
     used = padded if heads is None else heads
-    kernel = compile_sparse(
-        batch, used, padded, rows.shape[1], batch, query.device, schedule=schedule
-    )
+    # Looked up before it is checked, where equal means the same: 16.0 and True equal integers
+    plain = type(used) is int and type(schedule) is Schedule
+    obtain = _kernel_of if plain else _kernel_of.__wrapped__
+    kernel = obtain(batch, used, padded, rows.shape[1], query.device, schedule)
     latent = query.new_empty((batch, padded, LATENT_COLUMNS), dtype=torch.bfloat16)
     lse = query.new_empty((batch, padded), dtype=torch.float32)
     if used < padded:
@@ -191,6 +193,13 @@ def sparse_decode(
         lse[:, used:].fill_(-torch.inf)
     run_sparse(kernel, query, kv, rows, valid, latent, lse, scale_log2, out_scale)
     return latent, lse
+
+
+@functools.cache
+def _kernel_of(
+    batch: int, heads: int, padded: int, width: int, device: torch.device, schedule: Schedule
+) -> CompiledSparse:
+    return compile_sparse(batch, heads, padded, width, batch, device, schedule=schedule)
 
 
 @torch.library.custom_op("sparse_mla::decode", mutates_args=())

@@ -26,14 +26,20 @@ from sparse_mla_kernel.low_latency.layouts import (
     COLUMN_WARPS,
     COPY_REGISTERS,
     COPYING,
+    HALVES,
+    HANDED_OVER,
+    KEYS_ASKED,
+    MEETING,
     MULTIPLY_REGISTERS,
     MULTIPLYING,
     PAIR_KEYS,
     QUARTER_COLUMNS,
+    QUERY_ASKED,
     RESIDENT_CLUSTERS,
     STEP,
     THREADS,
     UNIT_COLUMNS,
+    WARP,
     WARP_COLUMNS,
     WARP_UNITS,
     WARPS,
@@ -50,7 +56,13 @@ from sparse_mla_kernel.low_latency.merge import (
 )
 from sparse_mla_kernel.low_latency.partial import PAIRS, accumulate, rescale, store_p
 from sparse_mla_kernel.low_latency.query import copy_query, query_fragments
-from sparse_mla_kernel.low_latency.softmax import chunk_p, load_logits, push_stats, raised_sum
+from sparse_mla_kernel.low_latency.softmax import (
+    chunk_p,
+    load_logits,
+    push_stats,
+    raised_sum,
+    softmax_registers,
+)
 from sparse_mla_kernel.lse import lse_log2, lse_nat
 from sparse_mla_kernel.primitives import (
     mbarrier_arrive_expect_tx,
@@ -157,11 +169,11 @@ class LowLatencyDecode:
         cta = cute.arch.block_idx_in_cluster()
         warp = cute.arch.warp_idx()
 
-        # Barriers, before anything that a predecessor writes is read
+        # Barriers, before anything that a predecessor writes is read. The fence of their making is
+        # all that peers have to see; they are waited for where something is first sent to them.
         storage = SmemAllocator().allocate_array(Uint8, layout.size, byte_alignment=128)
         self._init_barriers(storage)
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
+        cute.arch.cluster_arrive_relaxed()
 
         # Early launch
         cute.arch.griddepcontrol_wait()
@@ -208,17 +220,20 @@ class LowLatencyDecode:
         schedule = self.schedule
         smem = storage.toint()
         gIds = mRows[row, None]
-        loaded = mValid[row]
+        cute.arch.cluster_wait()  # all CTAs have their barriers
         if cute.arch.warp_idx() == WARPS:
             query_row = Int64(row) * self.padded + first_head
             copy_query(mQuery.iterator.toint() + query_row * ROW_COLUMNS, smem, cta, layout)
+        # Else the compiler has the query wait for the count
+        cute.arch.barrier(barrier_id=QUERY_ASKED, number_of_threads=COPYING)
+        loaded = mValid[row]
         rIds = cute.make_rmem_tensor(BATCH_ROUNDS, Int32)
         load_value_ids(rIds, gIds, Int32(0), layout)
         n = cutlass.max(cutlass.min(loaded, self.width), 0)
         most = keys_dealt(n, Int32(0), schedule)
         if most <= CHUNK:
-            # V is needed last: let the keys go first
-            cute.arch.mbarrier_wait(storage + layout.query_barrier, 0)
+            # V is needed last: the keys go first
+            cute.arch.barrier(barrier_id=KEYS_ASKED, number_of_threads=THREADS)
             copy_values(mKv, gIds, rIds, smem, cta, n, multiplied_keys(most), layout)
         else:
             keys = keys_dealt(n, cta, schedule)
@@ -262,6 +277,9 @@ class LowLatencyDecode:
         keys = keys_dealt(n, cta, schedule)
         multiplied = multiplied_keys(most)
         copy_first_keys(mKv, key_id, smem, keys, multiplied, layout)
+        if most <= CHUNK:
+            cute.arch.barrier_arrive(barrier_id=KEYS_ASKED, number_of_threads=THREADS)
+        cute.arch.cluster_wait()  # all CTAs have their barriers
         rQuery = cute.make_rmem_tensor((2, 2 * layout.tiles, QUARTER_COLUMNS // STEP), Uint32)
         cute.arch.mbarrier_wait(storage + layout.query_barrier, 0)
         query_fragments(rQuery, smem, layout)
@@ -276,31 +294,25 @@ class LowLatencyDecode:
 
     @cute.jit
     def _init_barriers(self, storage: cute.Pointer) -> None:
-        """The copies' count the threads; the others are armed before any peer can push."""
+        """A barrier a warp; what peers push is expected before any of them can."""
         layout = self.layout
-        t, _, _ = cute.arch.thread_idx()
-        if t == 0:
-            cute.arch.mbarrier_init(storage + layout.first_barrier, MULTIPLYING)
-            for buffer in cutlass.range_constexpr(BUFFERS):
-                cute.arch.mbarrier_init(storage + (layout.full_barrier + 8 * buffer), CHUNK)
-                cute.arch.mbarrier_init(storage + (layout.free_barrier + 8 * buffer), MULTIPLYING)
-            cute.arch.mbarrier_init(storage + layout.value_barrier, COPYING)
-            cute.arch.mbarrier_init(storage + layout.query_barrier, 1)
-            cute.arch.mbarrier_init(storage + layout.p_barrier, 1)
-            cute.arch.mbarrier_init(storage + layout.stats_barrier, 1)
-            cute.arch.mbarrier_init(storage + layout.rows_barrier, 1)
+        warp = cute.arch.warp_idx()
+        arrivals, size = Int32(1), Int32(0)
+        for i in cutlass.range_constexpr(len(layout.barriers)):
+            arrivals = Int32(layout.barriers[i][0]) if warp == i else arrivals
+            size = Int32(layout.barriers[i][1]) if warp == i else size
+        with cute.arch.elect_one():
+            barrier = storage + (layout.query_barrier + 8 * warp)
+            cute.arch.mbarrier_init(barrier, arrivals)
             cute.arch.mbarrier_init_fence()
+            if size > 0:
+                mbarrier_arrive_expect_tx(barrier.toint(), size)
         cute.arch.sync_threads()
-        if t == 0:
-            smem = storage.toint()
-            mbarrier_arrive_expect_tx(smem + layout.query_barrier, Int32(layout.query_bytes))
-            mbarrier_arrive_expect_tx(smem + layout.stats_barrier, Int32(layout.stats_bytes))
-            mbarrier_arrive_expect_tx(smem + layout.rows_barrier, Int32(layout.rows_bytes))
 
     @cute.jit
     def meet(self) -> None:
         """A barrier of the multiplying warps."""
-        cute.arch.barrier(barrier_id=1, number_of_threads=MULTIPLYING)
+        cute.arch.barrier(barrier_id=MEETING, number_of_threads=MULTIPLYING)
 
     @cute.jit
     def together(
@@ -331,13 +343,7 @@ class LowLatencyDecode:
             expect_p(smem, multiplied, layout)
 
         # Logits, P and their sum
-        rMax = cute.make_rmem_tensor(2 * layout.tiles, Float32)
-        rAlpha = cute.make_rmem_tensor(2 * layout.tiles, Float32)
-        rChunkSum = cute.make_rmem_tensor(2 * layout.tiles, Float32)
-        rP = cute.make_rmem_tensor(layout.tiles, Uint32)
-        rMax.fill(-Float32.inf)
-        rS = cute.make_rmem_tensor((2, 2 * layout.tiles), Float32)
-        rLive = cute.make_rmem_tensor(2, Uint32)
+        rP, rMax, rAlpha, rChunkSum, rS, rLive = softmax_registers(layout)
         quarter_logits(rQuery, smem, Int32(0), keys, layout)
         self.meet()  # logits are whole
         load_logits(rS, rLive, smem, Int32(0), layout)
@@ -355,7 +361,6 @@ class LowLatencyDecode:
         accumulate_from(rAcc, smem, 0, layout.half_ctas // 2, multiplied, layout)
         cute.arch.mbarrier_wait(storage + layout.stats_barrier, 0)
         top, total, inverse = weigh_partials(rWeight, smem, out_scale, layout)
-        accumulate_from(rAcc, smem, layout.half_ctas // 2, layout.half_ctas, multiplied, layout)
 
         # Weights of the lane's heads
         rHeadWeight = cute.make_rmem_tensor((layout.half_ctas, 2, layout.tiles), Float32)
@@ -370,15 +375,18 @@ class LowLatencyDecode:
                     first, second = rWeight[i], rWeight[layout.half_ctas + i]
                     weight = first if warp < COLUMN_WARPS else second
                     rHeadWeight[i, r, m] = cute.arch.shuffle_sync(weight, head)
+        accumulate_from(rAcc, smem, layout.half_ctas // 2, layout.half_ctas, multiplied, layout)
 
         # Merge
+        handed_over = HANDED_OVER + warp % COLUMN_WARPS
         rRow = cute.make_rmem_tensor((4, layout.units, 2, layout.tiles), Float32)
         rRow.fill(0.0)
         if warp < COLUMN_WARPS:
             merge_half(rRow, rAcc, rHeadWeight, layout)
             hand_over(rRow, smem, False, layout)
-        self.meet()  # the first half's rows are whole
+            cute.arch.barrier_arrive(barrier_id=handed_over, number_of_threads=HALVES * WARP)
         if warp >= COLUMN_WARPS:
+            cute.arch.barrier(barrier_id=handed_over, number_of_threads=HALVES * WARP)
             hand_over(rRow, smem, True, layout)
             merge_half(rRow, rAcc, rHeadWeight, layout)
             columns = cta * layout.cta_columns
@@ -417,14 +425,8 @@ class LowLatencyDecode:
 
         # The first chunk's P
         rAcc = cute.make_rmem_tensor((4, 2 * WARP_UNITS, layout.tiles), Float32)
-        rMax = cute.make_rmem_tensor(2 * layout.tiles, Float32)
-        rAlpha = cute.make_rmem_tensor(2 * layout.tiles, Float32)
-        rChunkSum = cute.make_rmem_tensor(2 * layout.tiles, Float32)
-        rP = cute.make_rmem_tensor(layout.tiles, Uint32)
-        rS = cute.make_rmem_tensor((2, 2 * layout.tiles), Float32)
-        rLive = cute.make_rmem_tensor(2, Uint32)
+        rP, rMax, rAlpha, rChunkSum, rS, rLive = softmax_registers(layout)
         rAcc.fill(0.0)
-        rMax.fill(-Float32.inf)
         quarter_logits(rQuery, smem, Int32(0), keys, layout)
         self.meet()  # logits are whole
         load_logits(rS, rLive, smem, Int32(0), layout)

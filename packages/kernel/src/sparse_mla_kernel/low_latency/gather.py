@@ -15,8 +15,8 @@ from sparse_mla_kernel.low_latency.layouts import (
     CHUNK,
     COPY_WARPS,
     GATHER_KEYS,
+    KEY_BYTES,
     KEY_LANES,
-    KEY_VECTORS,
     PAIR_KEYS,
     WARP_KEYS,
     WARPS,
@@ -67,7 +67,7 @@ def _id_at(gIds: cute.Tensor, position: Int32) -> Int32:
 
 @cute.jit
 def own_key() -> Int32:
-    """The key of the first chunk that this lane of the multiplying warps copies a quarter of."""
+    """The key of the first chunk whose row id this lane of the multiplying warps knows."""
     return GATHER_KEYS * cute.arch.warp_idx() + cute.arch.lane_idx() // KEY_LANES
 
 
@@ -95,15 +95,22 @@ def copy_first_keys(
     lane = cute.arch.lane_idx()
     key = own_key()
     live = Int32(0)
-    source = Int64(mKv.iterator.toint())
+    named = Int32(0)
     if key < count and row_id >= 0 and Int64(row_id) < Int64(mKv.shape[0]):
         live = Int32(1)
-        source += Int64(row_id) * ROW_COLUMNS + 16 * (lane % KEY_LANES)
-    if key < multiplied:
-        target = smem + layout.keys + key * ROW_STRIDE_BYTES + 16 * (lane % KEY_LANES)
-        for i in cutlass.range_constexpr(KEY_VECTORS):
-            step = 16 * KEY_LANES * i
-            copy_async_b128(target + step, source + step, 16 * live)
+        named = row_id
+    if GATHER_KEYS * cute.arch.warp_idx() < multiplied:
+        # Contiguous lanes: the fewer lines a copy touches, the fewer requests it is
+        keys = smem + layout.keys + GATHER_KEYS * cute.arch.warp_idx() * ROW_STRIDE_BYTES
+        cache = Int64(mKv.iterator.toint())
+        for i in cutlass.range_constexpr(GATHER_KEYS):
+            row = cute.arch.shuffle_sync(named, KEY_LANES * i)
+            size = 16 * cute.arch.shuffle_sync(live, KEY_LANES * i)
+            source = cache + Int64(row) * ROW_COLUMNS + 16 * lane
+            copy_async_b128(keys + i * ROW_STRIDE_BYTES + 16 * lane, source, size)
+        column = KEY_BYTES + 16 * (lane % KEY_LANES)
+        source = cache + Int64(named) * ROW_COLUMNS + column
+        copy_async_b128(smem + layout.keys + key * ROW_STRIDE_BYTES + column, source, 16 * live)
     if lane % KEY_LANES == 0:
         store_shared_b32(smem + layout.live + 4 * key, live)
     arrive_after_copies(smem + layout.first_barrier)

@@ -46,6 +46,10 @@ THREADS = MULTIPLYING + COPYING
 #: Registers of a thread after the hand-over, and at launch: 65,536 in all.
 COPY_REGISTERS = 40
 MULTIPLY_REGISTERS = 232
+#: Named barriers: the multiplying warps meet; the copying warps have asked for the query; the
+#: multiplying ones have asked for the first keys; from the last on, one for each pair of warps, the
+#: first half's rows have been handed over.
+MEETING, QUERY_ASKED, KEYS_ASKED, HANDED_OVER = 1, 2, 3, 4
 #: Clusters of so many CTAs, one CTA an SM, that run at once on an H200 of 132 SMs
 #: (``cudaOccupancyMaxActiveClusters``). Elsewhere more or fewer do, which costs time alone.
 RESIDENT_CLUSTERS = {2: 66, 4: 30, 8: 15}
@@ -58,9 +62,10 @@ QUARTERS = 4
 QUARTER_COLUMNS = ROW_COLUMNS // QUARTERS
 #: Keys that a warp asks for in a gather.
 GATHER_KEYS = 8
-#: Lanes that copy one key's 576 bytes, and vectors of 16 bytes that each copies.
-KEY_LANES = WARP // GATHER_KEYS
-KEY_VECTORS = ROW_COLUMNS // 16 // KEY_LANES
+#: Bytes of a key that a warp's lanes copy at once, a vector of 16 each. The other bytes of
+#: ``GATHER_KEYS`` keys are one more vector a lane, ``KEY_LANES`` lanes a key.
+KEY_BYTES = 16 * WARP
+KEY_LANES = (ROW_COLUMNS - KEY_BYTES) // 16
 #: Keys of a later chunk that a copying warp asks for.
 WARP_KEYS = CHUNK // COPY_WARPS
 #: Rounds of a batch in which a copying warp asks for slices of V.
@@ -168,6 +173,24 @@ class SharedLayout:
     def owner_warps(self) -> int:
         """Warps of a CTA whose columns of its own keys belong to one owner."""
         return self.cta_columns // WARP_COLUMNS
+
+    @property
+    def barriers(self) -> tuple[tuple[int, int], ...]:
+        """Each mbarrier's arrivals, and the bytes that it expects from the start.
+
+        From ``query_barrier`` on, in the order of the fields: as many as a CTA has warps. P is
+        expected later, when it is known of how many keys.
+        """
+        return (
+            (1, self.query_bytes),
+            (MULTIPLYING, 0),
+            *[(CHUNK, 0)] * BUFFERS,
+            *[(MULTIPLYING, 0)] * BUFFERS,
+            (COPYING, 0),
+            (1, 0),
+            (1, self.stats_bytes),
+            (1, self.rows_bytes),
+        )
 
     @property
     def logit_bytes(self) -> int:

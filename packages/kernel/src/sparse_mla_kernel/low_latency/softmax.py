@@ -36,6 +36,24 @@ from sparse_mla_kernel.primitives import (
 from sparse_mla_kernel.softmax import P_SCALE_LOG2
 
 
+def softmax_registers(layout: SharedLayout) -> tuple[cute.Tensor, ...]:
+    """What a warp's softmax has in registers: P, maxima, alphas, chunk sums, logits, live keys.
+
+    The maxima are ``-inf``; :func:`load_logits` and :func:`chunk_p` describe each of them.
+    """
+    heads = 2 * layout.tiles
+    rMax = cute.make_rmem_tensor(heads, Float32)
+    rMax.fill(-Float32.inf)
+    return (
+        cute.make_rmem_tensor(layout.tiles, Uint32),
+        rMax,
+        cute.make_rmem_tensor(heads, Float32),
+        cute.make_rmem_tensor(heads, Float32),
+        cute.make_rmem_tensor((2, heads), Float32),
+        cute.make_rmem_tensor(2, Uint32),
+    )
+
+
 @cute.jit
 def own_head(layout: cutlass.Constexpr[SharedLayout]) -> Int32:
     """Which of its warp's heads this lane has after a reduction."""

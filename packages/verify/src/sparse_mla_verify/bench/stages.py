@@ -59,7 +59,7 @@ _WARPS = {"e4m3": (0, 1), "f16": (4, 5, 6, 7)}
 
 #: What the stages are, on the page.
 SAID = {
-    "start": "barriers' initialisation, cluster start (before the wait)",
+    "start": "barriers' initialisation (before the wait)",
     "pdl": "wait for the launch before",
     "count": "count load",
     "ids": "row ids load",

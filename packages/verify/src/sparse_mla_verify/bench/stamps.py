@@ -254,10 +254,15 @@ MARKS = (
         LOW_FILE,
         "together",
         "pv",
-        "rHeadWeight = cute.make_rmem_tensor((layout.half_ctas, 2, layout.tiles), Float32)",
+        "rRow = cute.make_rmem_tensor((4, layout.units, 2, layout.tiles), Float32)",
     ),
-    Mark(LOW_FILE, "together", "merge", "self.meet()  # the first half's rows are whole"),
-    Mark(LOW_FILE, "together", "barriers", "if warp >= COLUMN_WARPS:"),
+    Mark(
+        LOW_FILE,
+        "together",
+        "merge",
+        "cute.arch.barrier(barrier_id=handed_over, number_of_threads=HALVES * WARP)",
+    ),
+    Mark(LOW_FILE, "together", "barriers", "hand_over(rRow, smem, True, layout)"),
     Mark(LOW_FILE, "together", "merge", "columns = cta * layout.cta_columns"),
     # Low latency: more chunks
     Mark(LOW_FILE, "apart", "qk", "self.meet()  # logits are whole"),
