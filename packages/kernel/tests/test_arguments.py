@@ -12,8 +12,11 @@ import torch
 
 from sparse_mla_kernel import (
     BASE,
+    LOW_LATENCY,
     Artifact,
     CompiledSparse,
+    Schedule,
+    api,
     cross_compile,
     run_sparse,
     sparse_decode,
@@ -286,6 +289,26 @@ def test_the_operator_knows_its_shapes() -> None:
     assert latent.dtype == torch.bfloat16
     assert lse.shape == (CAP, PADDED)
     assert lse.dtype == torch.float32
+    same = torch.ops.sparse_mla.decode(*meta, 0.1, 1.0, None, "low-latency")
+    assert same[0].shape == latent.shape
+
+
+def test_the_operator_takes_a_schedule_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[object] = []
+
+    def decode(
+        *tensors: torch.Tensor, schedule: Schedule, **others: object
+    ) -> tuple[torch.Tensor, ...]:
+        taken.append(schedule)
+        return torch.zeros(1), torch.zeros(1)
+
+    monkeypatch.setattr(api, "sparse_decode", decode)
+    tensors = [arguments()[name] for name in ("query", "kv", "rows", "valid")]
+    for more in ((), (None, "low-latency-4")):
+        torch.ops.sparse_mla.decode(*tensors, 0.1, 1.0, *more)
+    assert taken == [BASE, replace(LOW_LATENCY, split=4)]
+    with pytest.raises(ValueError, match="schedule is 'fast'; it may be one of base, low-latency,"):
+        torch.ops.sparse_mla.decode(*tensors, 0.1, 1.0, None, "fast")
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,13 @@ def test_where_entries_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert cache.folder() == Path("/xdg/sparse-mla")
     monkeypatch.setenv("SPARSE_MLA_CACHE_DIR", "~/here")
     assert cache.folder() == tmp_path / "here"
-    monkeypatch.setenv("SPARSE_MLA_CACHE", "0")
-    assert cache.folder() is None
+    for off in ("0", "off", "False"):
+        monkeypatch.setenv("SPARSE_MLA_CACHE", off)
+        assert cache.folder() is None
+    monkeypatch.setenv("SPARSE_MLA_CACHE", "1")
+    monkeypatch.setenv("SPARSE_MLA_CACHE_DIR", "~no-such-user/cache")
+    with pytest.raises(ValueError, match="SPARSE_MLA_CACHE_DIR is ~no-such-user/cache; it may be"):
+        cache.folder()
 
 
 # ---- keeping and finding ------------------------------------------------------------------------

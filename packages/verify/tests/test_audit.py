@@ -171,6 +171,13 @@ def test_a_seed_needs_a_gpu(offline, capsys):
     assert "need a GPU" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("seconds", ["nan", "0", "-1", "soon"])
+def test_a_time_budget_is_positive(seconds, capsys):
+    with pytest.raises(SystemExit):
+        audit.main(["--time-budget", seconds])
+    assert "--time-budget" in capsys.readouterr().err
+
+
 def test_a_time_budget_leaves_out_the_dearest(offline, tmp_path, synthetic, few):
     kept, left = audit.within_budget(few, 1e-6)
     assert len(kept) == 1

@@ -17,6 +17,7 @@ from sparse_mla_kernel.checks import (
     check_unseen,
 )
 from sparse_mla_kernel.compile import CompiledSparse, compile_sparse
+from sparse_mla_kernel.policy import NAMED
 from sparse_mla_kernel.schedule import BASE, LATENT_COLUMNS, ROW_COLUMNS, Schedule
 
 if TYPE_CHECKING:
@@ -211,10 +212,28 @@ def decode_op(
     scale_log2: float,
     out_scale: float,
     heads: int | None = None,
+    schedule: str = "base",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`sparse_decode` as ``torch.ops.sparse_mla.decode``, for ``torch.compile``."""
+    """:func:`sparse_decode` as ``torch.ops.sparse_mla.decode``, for ``torch.compile``.
+
+    Arguments as there, but ``schedule``: a name in :data:`sparse_mla_kernel.policy.NAMED`.
+
+    Raises:
+        ValueError: ``schedule`` is no such name, or as there.
+        TypeError: As there.
+        RuntimeError: As there.
+    """
+    if schedule not in NAMED:
+        raise ValueError(f"schedule is {schedule!r}; it may be one of {', '.join(NAMED)}")
     return sparse_decode(
-        query, kv, rows, valid, scale_log2=scale_log2, out_scale=out_scale, heads=heads
+        query,
+        kv,
+        rows,
+        valid,
+        scale_log2=scale_log2,
+        out_scale=out_scale,
+        heads=heads,
+        schedule=NAMED[schedule],
     )
 
 
@@ -227,6 +246,7 @@ def _(
     scale_log2: float,
     out_scale: float,
     heads: int | None = None,
+    schedule: str = "base",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, padded, _ = query.shape
     return (

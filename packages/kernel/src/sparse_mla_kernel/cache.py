@@ -66,12 +66,20 @@ def folder() -> Path | None:
     """Where entries lie, or None if the cache is off.
 
     ``$SPARSE_MLA_CACHE_DIR``, else ``$XDG_CACHE_HOME/sparse-mla``, else ``~/.cache/sparse-mla``.
-    ``SPARSE_MLA_CACHE=0`` turns the cache off.
+    ``SPARSE_MLA_CACHE=0`` turns the cache off, as do ``off``, ``no`` and ``false``.
+
+    Raises:
+        ValueError: ``SPARSE_MLA_CACHE_DIR`` names the home folder of a user that is not there.
     """
-    if os.environ.get("SPARSE_MLA_CACHE") == "0":
+    if os.environ.get("SPARSE_MLA_CACHE", "").lower() in ("0", "off", "no", "false"):
         return None
     if chosen := os.environ.get("SPARSE_MLA_CACHE_DIR"):
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError as error:
+            raise ValueError(
+                f"SPARSE_MLA_CACHE_DIR is {chosen}; it may be a folder, or start with ~: {error}"
+            ) from None
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:  # no home folder

@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     record.add_argument("--report", type=Path, help="folder to write a report to as well")
     run.add_argument("--seed", type=int, default=SEED, help="of other inputs; needs a GPU")
     run.add_argument(
-        "--time-budget", type=float, metavar="S", help="leave out cases past so many seconds"
+        "--time-budget", type=_positive, metavar="S", help="leave out cases past so many seconds"
     )
     for command in (run, record):
         command.add_argument("--schedule", choices=tuple(REFERENCE), default=BASE)
@@ -63,6 +63,13 @@ def _parser() -> argparse.ArgumentParser:
         "--every", action="store_true", help="every claim of every schedule's recording instead"
     )
     return parser
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
 
 
 def _names(text: str) -> list[str]:
