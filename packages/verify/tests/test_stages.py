@@ -37,6 +37,8 @@ ABOUT = {
     "launches_read": 16,
 }
 
+CLOCKS = 9000  # from launch to launch
+
 # Compiles one of the copy's kernels as a run does: hash, whether it spills, clock reads.
 COMPILE = """
 import sys
@@ -151,13 +153,14 @@ def test_the_stamped_copy_compiles_without_spills_to_what_was_recorded(copy, nam
 # ---- stamps to figures --------------------------------------------------------------------------
 
 
-def outputs(rows, heads, split, cta_heads, clocks):
+def outputs(rows, heads, split, cta_heads, clocks, last=lambda launch: CLOCKS * launch - 500):
     """Outputs `[2, rows, heads, 512]` whose stamps are `clocks(launch, row, tile, cta, warp)`."""
     latent = np.full((2, rows, heads, 512), 0x7FC0, np.uint16)
     columns = 512 // split
     for launch, row, tile, cta, warp in np.ndindex(2, rows, heads // cta_heads, split, 8):
         words = np.zeros(stamps.WORDS, np.int32)
         words[: len(stamps.STAGES)] = clocks(launch, row, tile, cta, warp)
+        words[[stamps.CLOCK, stamps.SM]] = last(launch), cta
         head = latent[launch, row, tile * cta_heads + warp]
         head[cta * columns : cta * columns + 2 * stamps.WORDS] = words.view(np.uint16)
     return latent
@@ -170,7 +173,9 @@ def test_stamps_are_read_where_the_copy_writes_them(split, cta_heads):
         return 100_000 + 32 * number + np.arange(len(stamps.STAGES))
 
     latent = outputs(3, 2 * cta_heads, split, cta_heads, clocks)
-    found = stages.laps(latent, split, cta_heads, (1, 5))
+    words = stages.stamped_words(latent, split, cta_heads, (1, 5))
+    assert (words[1, :, :, stamps.CLOCK] == CLOCKS - 500).all()
+    found = stages.laps(words)
     assert found.shape == (2, 3 * 2 * split, 2, len(stamps.STAGES))
     for launch, k, w in np.ndindex(found.shape[:3]):
         row, tile, cta = k // (2 * split), k // split % 2, k % split
@@ -179,8 +184,20 @@ def test_stamps_are_read_where_the_copy_writes_them(split, cta_heads):
 
 def test_outputs_without_stamps_are_refused():
     latent = np.full((1, 1, 16, 512), 0xBF80, np.uint16)  # -1.0
-    with pytest.raises(ValueError, match="holds no stamps"):
-        stages.laps(latent, 4, 16, (0, 1))
+    with pytest.raises(ValueError, match="hold no stamps"):
+        stages.laps(stages.stamped_words(latent, 4, 16, (0, 1)))
+
+
+def test_the_clock_s_rate_is_that_between_launches_on_one_sm():
+    """Other SMs count from elsewhere; a counter of 32 bits may pass its end."""
+    words = np.zeros((3, 2, 1, stamps.WORDS), np.int32)
+    starts = {7: 2**32 - 100, 8: 5000, 9: 123}
+    for launch, sms in enumerate(((7, 8), (8, 7), (9, 7))):
+        for cta, sm in enumerate(sms):
+            clock = np.uint32((starts[sm] + 9000 * launch) % 2**32)
+            words[launch, cta, 0, [stamps.CLOCK, stamps.SM]] = clock.view(np.int32), sm
+    assert stages.clock_mhz(words, 5.0) == 1800.0
+    assert stages.clock_mhz(words[:1], 5.0) is None
 
 
 def synthetic(schedule=BASE, point=CHECKPOINT, scale=1):
@@ -214,10 +231,9 @@ def test_records_survive_the_json(tmp_path):
         stages.load(path)
 
 
-def test_a_point_is_measured_by_the_middle_launches(monkeypatch):
+def test_a_point_is_measured_by_the_middle_launches():
     """With a stand-in for the kernel: each launch's stamps are its number."""
     torch = pytest.importorskip("torch")
-    from sparse_mla_verify.bench import machine
     from sparse_mla_verify.bench.workload import Pool
     from sparse_mla_verify.peers import Prepared
 
@@ -229,7 +245,10 @@ def test_a_point_is_measured_by_the_middle_launches(monkeypatch):
         def prepare(self, work):
             assert work.point == point
             words = np.concatenate(
-                [outputs(1, 16, 4, 16, lambda *_, k=k: 1000 * k)[:1] for k in range(work.sets)]
+                [
+                    outputs(1, 16, 4, 16, lambda *_, k=k: 1000 * k, lambda _, k=k: CLOCKS * k)[:1]
+                    for k in range(work.sets)
+                ]
             )
             latent = torch.from_numpy(words.view(np.int16)).view(torch.bfloat16)
             return Prepared([lambda: None] * work.sets, latent)
@@ -239,10 +258,9 @@ def test_a_point_is_measured_by_the_middle_launches(monkeypatch):
             times = iter([99.0, *range(1, stages.TRIALS + 1)])
             return lambda: next(times)
 
-    monkeypatch.setattr(machine, "sm_mhz", lambda: 1980)
     staged = stages._measure_point(Kernel(), point, Timer(), Pool("cpu", rows=64))
     assert staged.launch_us == 5.0  # the first does not count
-    assert staged.sm_mhz == 1980
+    assert staged.sm_mhz == CLOCKS / stages.TRIALS  # of the replay whose stamps are read
     # Launches 24 to 39 of 64, of 4 CTAs each
     assert staged.stages["qk"] == stages.Spread(31_500.0, 25_000.0, 38_000.0)
 

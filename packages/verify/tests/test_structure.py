@@ -3,7 +3,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from sparse_mla_verify.cases import Signature
 from sparse_mla_verify.collect import cross_compiled
+from sparse_mla_verify.schedules import BASE, LOW_LATENCY, LOW_LATENCY_2, LOW_LATENCY_4
 from sparse_mla_verify.structure import CHECKS, Code, check_structure
 
 
@@ -77,6 +79,24 @@ PTX_FAULTS = [
     ("converts-by-contract", WAIT, "\tcvt.rn.f16.f32 %rs1, %r2;\n"),
     ("keeps-registers", WAIT, "\tst.local.b32 [%rd1], %r1;\n"),
 ]
+SCHEDULES = (BASE, LOW_LATENCY, LOW_LATENCY_4, LOW_LATENCY_2)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_cluster_barrier_is_needed(schedule):
+    """Whichever `barrier.cluster` is left out, on some path something comes too early."""
+    made = cross_compiled(Signature(1, 16, 16, 2048, 1, schedule), "sm_90a")
+    check = CHECKS["merges-over-the-cluster"]
+    assert check(Code(made)).ok
+    barriers = list(re.finditer(r"\tbarrier\.cluster\.(arrive|wait)[^;]*;", made.ptx))
+    assert len(barriers) >= 2
+    for barrier in barriers:
+        without = made.ptx[: barrier.start()] + made.ptx[barrier.end() :]
+        found = check(Code(Text(without, "")))
+        assert not found.ok, f"without the {barrier[1]} at {barrier.start()}"
+        assert "has no cluster barrier" in found.reason
+
+
 HMMA = r"(HMMA\.16816\.F32 (R\d+), R\d+, R\d+), "
 SASS_FAULTS = [
     ("waits-first-in-sass", r"ACQBULK", "NOP"),

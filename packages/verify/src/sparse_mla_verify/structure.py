@@ -156,6 +156,44 @@ def gathers_asynchronously(code: Code) -> Finding:
     return Finding(True, f"{len(bulk)} bulk copies of {sizes} bytes{beside}")
 
 
+_PEERS = r"st\.async.*|cp\.async\.bulk.*\.multicast::cluster.*"
+
+
+def _sent_too_early(code: Code) -> Instruction | None:
+    """What reaches a peer on some path from the entry on which the cluster has not met.
+
+    It has met once a thread has passed a `barrier.cluster.wait` after its latest
+    `barrier.cluster.arrive`; a wait without one is an error as well. Where paths join, the one that
+    has done less counts.
+    """
+    labels: dict[str, list[int]] = {}
+    for k, i in enumerate(code.ptx):
+        if i.name == "label":
+            labels.setdefault(i.operands[0], []).append(k)
+    done: dict[int, int] = {}  # instruction -> 0, 1 after an arrive, 2 after a wait
+    work = [(0, 0)]
+    while work:
+        k, state = work.pop()
+        if k >= len(code.ptx) or done.get(k, 3) <= state:
+            continue
+        done[k] = state
+        i = code.ptx[k]
+        arrives, waits = (
+            i.name.startswith(f"barrier.cluster.{what}") for what in ("arrive", "wait")
+        )
+        if (re.fullmatch(_PEERS, i.name) and state < 2) or (waits and state != 1):
+            return i
+        if arrives or (waits and not i.predicate):
+            state = 1 if arrives else 2
+        jumps = i.name in ("ret", "exit", "trap") or i.name.startswith("bra")
+        if not jumps or i.predicate:
+            work.append((k + 1, state))
+        if i.name.startswith("bra"):
+            # Inline assembly has labels of its own, the same in every place: the nearest is meant.
+            work.append((min(labels[i.operands[0]], key=lambda at: abs(at - k)), state))
+    return None
+
+
 def merges_over_the_cluster(code: Code) -> Finding:
     """Partials go to peers by `st.async` on an mbarrier, after the cluster has met."""
     pushes = code.named(r"st\.async[.\w:]*\.mbarrier::complete_tx::bytes[.\w:]*")
@@ -163,13 +201,8 @@ def merges_over_the_cluster(code: Code) -> Finding:
         return Finding(False, f"{len(pushes)} st.async count on an mbarrier; there must be some")
     if plain := code.named(r"st\.(?!async)[.\w:]*shared::cluster[.\w:]*"):
         return Finding(False, f"{plain[0].name} reaches a peer past the mbarrier")
-    arrive, wait = (
-        code.first(r"barrier\.cluster\.arrive.*"),
-        code.first(r"barrier\.cluster\.wait.*"),
-    )
-    push = code.first(r"st\.async.*")
-    if not arrive < wait < push:
-        return Finding(False, "no cluster barrier (arrive, wait) before the first st.async")
+    if early := _sent_too_early(code):
+        return Finding(False, f"a path to {early.name} has no cluster barrier (arrive, wait)")
     if not code.named(r"mapa\.shared::cluster.*"):
         return Finding(False, "no address of a peer is formed (mapa)")
     types = {i.name.rsplit(".", 1)[-1] for i in pushes}

@@ -169,8 +169,9 @@ class LowLatencyDecode:
         cta = cute.arch.block_idx_in_cluster()
         warp = cute.arch.warp_idx()
 
-        # Barriers, before anything that a predecessor writes is read. The fence of their making is
-        # all that peers have to see; they are waited for where something is first sent to them.
+        # Barriers, before anything that a predecessor writes is read. That they are made is all that
+        # peers have to see of this CTA, and their fence says it: the arrival releases nothing. A
+        # warp waits for the cluster before it sends anything.
         storage = SmemAllocator().allocate_array(Uint8, layout.size, byte_alignment=128)
         self._init_barriers(storage)
         cute.arch.cluster_arrive_relaxed()
@@ -224,7 +225,8 @@ class LowLatencyDecode:
         if cute.arch.warp_idx() == WARPS:
             query_row = Int64(row) * self.padded + first_head
             copy_query(mQuery.iterator.toint() + query_row * ROW_COLUMNS, smem, cta, layout)
-        # Else the compiler has the query wait for the count
+        # This barrier orders instructions alone: without it the compiler moves the count's load, and
+        # the wait for it, ahead of the query's copies
         cute.arch.barrier(barrier_id=QUERY_ASKED, number_of_threads=COPYING)
         loaded = mValid[row]
         rIds = cute.make_rmem_tensor(BATCH_ROUNDS, Int32)
@@ -294,7 +296,7 @@ class LowLatencyDecode:
 
     @cute.jit
     def _init_barriers(self, storage: cute.Pointer) -> None:
-        """A barrier a warp; what peers push is expected before any of them can."""
+        """A barrier a warp. Bytes may come before they are expected: a phase has to wait for that."""
         layout = self.layout
         warp = cute.arch.warp_idx()
         arrivals, size = Int32(1), Int32(0)
@@ -332,7 +334,8 @@ class LowLatencyDecode:
         """One chunk: P is exchanged, and this CTA sums for the columns that it owns.
 
         The warps of the first half of the CTAs' partials begin the sums, those of the second half
-        end them. A CTA may exit before its peers: it has received all that they send.
+        end them. A CTA may exit before its peers: it has received all that they send, and its share
+        of the query has reached each of them, whose P came after.
         """
         layout = self.layout
         smem = storage.toint()

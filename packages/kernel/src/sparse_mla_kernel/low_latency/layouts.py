@@ -43,12 +43,12 @@ MULTIPLYING = WARPS * WARP
 COPY_WARPS = 4
 COPYING = COPY_WARPS * WARP
 THREADS = MULTIPLYING + COPYING
-#: Registers of a thread after the hand-over, and at launch: 65,536 in all.
+#: Registers of a thread after the hand-over; at most 65,536 in all.
 COPY_REGISTERS = 40
 MULTIPLY_REGISTERS = 232
-#: Named barriers: the multiplying warps meet; the copying warps have asked for the query; the
-#: multiplying ones have asked for the first keys; from the last on, one for each pair of warps, the
-#: first half's rows have been handed over.
+#: Named barriers (0 is that of all threads): the multiplying warps meet; the query has been asked
+#: for, among the copying warps; the first keys have been asked for; from the last on, one for each
+#: of ``COLUMN_WARPS`` pairs of warps, the first half's rows have been handed over.
 MEETING, QUERY_ASKED, KEYS_ASKED, HANDED_OVER = 1, 2, 3, 4
 #: Clusters of so many CTAs, one CTA an SM, that run at once on an H200 of 132 SMs
 #: (``cudaOccupancyMaxActiveClusters``). Elsewhere more or fewer do, which costs time alone.
@@ -236,4 +236,8 @@ def shared_layout(schedule: Schedule, tiles: int) -> SharedLayout:
         "rows_barrier": 8,
     }
     offsets = dict(zip(sizes, accumulate((0, *sizes.values())), strict=False))
-    return SharedLayout(**offsets, size=sum(sizes.values()), split=split, tiles=tiles)
+    layout = SharedLayout(**offsets, size=sum(sizes.values()), split=split, tiles=tiles)
+    # Each warp makes the one of its number
+    assert layout.query_barrier + 8 * len(layout.barriers) == layout.size
+    assert len(layout.barriers) == WARPS + COPY_WARPS
+    return layout

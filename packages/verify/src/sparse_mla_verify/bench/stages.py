@@ -103,7 +103,8 @@ class Staged:
 
     A CTA's figure is the mean over the warps that do every stage. `whole` is from the end of the
     wait for the launch before to the last store's issue; `slowest` the median over launches of the
-    last CTA's whole; `launch_us` the time of a launch of the stamped copy.
+    last CTA's whole; `launch_us` the time of a launch of the stamped copy. `sm_mhz` is how fast the
+    SMs' clocks ran, from :func:`clock_mhz`.
     """
 
     schedule: str
@@ -112,7 +113,7 @@ class Staged:
     whole: Spread
     slowest: float
     launch_us: float
-    sm_mhz: int | None
+    sm_mhz: float | None
 
     def us(self, clocks: float) -> float | None:
         """Clocks in microseconds; None where the clock is not known."""
@@ -150,30 +151,59 @@ def _triple(spread: Spread) -> list[float]:
     return [spread.median, spread.low, spread.high]
 
 
-def laps(latent: np.ndarray, split: int, heads: int, warps: Sequence[int]) -> np.ndarray:
-    """The stamps in outputs: clocks `[launches, CTAs, warps, stages]`, int64.
+def stamped_words(latent: np.ndarray, split: int, heads: int, warps: Sequence[int]) -> np.ndarray:
+    """What warps wrote into outputs: int32 `[launches, CTAs, warps, words]`.
 
     Args:
         latent: Outputs `[launches, B, H, 512]`, 16-bit words.
         split: CTAs of a cluster; each owns `512 / split` columns.
         heads: Heads of a CTA. Warp w's sums are in the w-th of them.
         warps: Which warps.
-
-    Raises:
-        ValueError: A sum is negative: these are no stamps.
     """
     launches, rows, all_heads, columns = latent.shape
     own = latent.reshape(launches, rows, all_heads // heads, heads, split, columns // split)
     own = np.moveaxis(own[:, :, :, list(warps)], 4, 3)  # [launch, row, tile, CTA, warp, column]
-    words = np.ascontiguousarray(own).view(np.int32)[..., : len(stamps.STAGES)]
-    found = words.reshape(launches, -1, len(warps), len(stamps.STAGES)).astype(np.int64)
+    words = np.ascontiguousarray(own).view(np.int32)[..., : stamps.WORDS]
+    return words.reshape(launches, -1, len(warps), stamps.WORDS)
+
+
+def laps(words: np.ndarray) -> np.ndarray:
+    """The stages' clocks in :func:`stamped_words`: `[launches, CTAs, warps, stages]`, int64.
+
+    Raises:
+        ValueError: A sum is negative: these are no stamps.
+    """
+    found = words[..., : len(stamps.STAGES)].astype(np.int64)
     if (found < 0).any():
-        raise ValueError("latent: holds no stamps: a stage's sum is negative")
+        raise ValueError("words: hold no stamps: a stage's sum is negative")
     return found
 
 
+def clock_mhz(words: np.ndarray, launch_us: float) -> float | None:
+    """How fast the SMs' clocks ran: those from launch to launch over a launch's time.
+
+    Of each SM's first and last CTA in the launches that were read, the clocks between their last
+    readings; the median over SMs. None if no SM had CTAs of two launches.
+
+    Args:
+        words: From :func:`stamped_words`.
+        launch_us: The time of a launch of that graph's replay.
+    """
+    last = words[:, :, 0, stamps.CLOCK].astype(np.uint32)
+    sms = words[:, :, 0, stamps.SM]
+    launches = np.broadcast_to(np.arange(len(words))[:, None], sms.shape)
+    rates = []
+    for sm in np.unique(sms):
+        when, clock = launches[sms == sm], last[sms == sm]
+        first, final = int(when.argmin()), int(when.argmax())
+        if when[final] > when[first]:
+            clocks = (int(clock[final]) - int(clock[first])) % 2**32  # it has 32 bits
+            rates.append(clocks / (when[final] - when[first]))
+    return round(float(np.median(rates)) / launch_us, 1) if rates else None
+
+
 def summed_up(
-    found: np.ndarray, schedule: str, point: Point, launch_us: float, sm_mhz: int | None
+    found: np.ndarray, schedule: str, point: Point, launch_us: float, sm_mhz: float | None
 ) -> Staged:
     """Figures of stamps `[launches, CTAs, warps, stages]`; stages that no CTA has are left out."""
     ctas = found.mean(axis=2).reshape(-1, found.shape[-1])
@@ -271,7 +301,6 @@ def _measure_point(kernel: Any, point: Point, timer: Any, pool: Any) -> Staged:
     """A point of a schedule, by `peers.ours.Sparse`, a `timing.Timer` and a `workload.Pool`."""
     import torch
 
-    from sparse_mla_verify.bench.machine import sm_mhz
     from sparse_mla_verify.bench.workload import workload
 
     prepared = kernel.prepare(workload(pool, point, WIDTH))
@@ -283,8 +312,9 @@ def _measure_point(kernel: Any, point: Point, timer: Any, pool: Any) -> Staged:
     words = outputs.view(torch.int16).cpu().numpy()
     schedule = kernel.schedule
     heads = cta_heads(schedule, point)
-    found = laps(words, schedule.split, heads, _WARPS[schedule.mma])
-    return summed_up(found, kernel.name, point, statistics.median(times), sm_mhz())
+    found = stamped_words(words, schedule.split, heads, _WARPS[schedule.mma])
+    mhz = clock_mhz(found, times[-1])
+    return summed_up(laps(found), kernel.name, point, statistics.median(times), mhz)
 
 
 def cta_heads(schedule: Schedule, point: Point) -> int:

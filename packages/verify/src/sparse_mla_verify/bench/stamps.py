@@ -2,7 +2,8 @@
 
 A warp reads its SM's clock where a stage ends, and adds the clocks since its last reading to the
 stage's sum: a stage that comes once a chunk has the time of all chunks. The sums go, at the very
-end, into the latent columns that the CTA owns, over what it has computed.
+end, into the latent columns that the CTA owns, over what it has computed; the last reading and the
+SM's number go with them, which tell how fast the clock runs.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ STAGES = (
 )
 #: The first stage after the wait for the launch before.
 FIRST = STAGES.index("count")
-#: Words that a warp writes: the sums, and one that makes them even.
-WORDS = 2 * ((len(STAGES) + 1) // 2)
+#: After the sums: the last reading of the clock, and which SM's it is.
+CLOCK, SM = len(STAGES), len(STAGES) + 1
+#: Words that a warp writes, an even number.
+WORDS = 2 * ((SM + 2) // 2)
 
 HELPERS = f'''"""The clock of the SM, stage by stage."""
 
@@ -49,7 +52,7 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 
 from sparse_mla_kernel.primitives import store_global_b32x2
 
-LAST = {WORDS}  # the last reading, after the sums
+LAST = {WORDS}  # the last reading, after all that is written
 
 
 @dsl_user_op
@@ -64,6 +67,16 @@ def clock(after=None, *, loc=None, ip=None):
         text = f"{{{{ .reg .pred p; setp.{{other}}; mov.u32 $0, 0; @p mov.u32 $0, %clock; }}}}"
     made = llvm.inline_asm(
         T.i32(), operands, text, kinds, has_side_effects=True, is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip,
+    )
+    return Int32(made)
+
+
+@dsl_user_op
+def sm(*, loc=None, ip=None):
+    """The number of the SM."""
+    made = llvm.inline_asm(
+        T.i32(), [], "mov.u32 $0, %smid;", "=r", has_side_effects=True, is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip,
     )
     return Int32(made)
@@ -90,6 +103,7 @@ def lap(rT: cute.Tensor, stage: cutlass.Constexpr[int], after=None) -> None:
 def store_laps(rT: cute.Tensor, mLatent: cute.Tensor, row: Int32, head: Int32, column: Int32):
     """Lane 0 of each warp: the sums, from a latent column of a head on."""
     if cute.arch.lane_idx() == 0:
+        rT[{CLOCK}], rT[{SM}] = rT[LAST], sm()
         gOut = mLatent[row, head, None].iterator + column
         for k in cutlass.range_constexpr(LAST // 2):
             low, high = Uint32(rT[2 * k]), Uint32(rT[2 * k + 1])
@@ -196,7 +210,7 @@ MARKS = (
         LOW_FILE,
         "multiply",
         "gather",
-        "rQuery = cute.make_rmem_tensor((2, 2 * layout.tiles, QUARTER_COLUMNS // STEP), Uint32)",
+        "cute.arch.cluster_wait()  # all CTAs have their barriers",
     ),
     Mark(
         LOW_FILE,
