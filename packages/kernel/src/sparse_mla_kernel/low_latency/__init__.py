@@ -9,7 +9,8 @@ What differs, and why:
 * A CTA has 32 heads where 16 would make more clusters than run at once: what is unpacked of a key
   then serves twice as many products.
 * Eight warps multiply and four copy, which lend them their registers. Each CTA of a cluster copies
-  a share of the query to all of them; later chunks of keys arrive while earlier ones are multiplied.
+  a share of the query to all of them; later chunks of keys arrive while earlier ones are
+  multiplied.
 * Where each CTA has one chunk, P is exchanged (``exchange``) and no partial has to travel: a CTA
   sums over all keys in the columns that it owns.
 * Where it has more (``partial``), a chunk's PV and the next chunk's softmax are one run of

@@ -169,9 +169,9 @@ class LowLatencyDecode:
         cta = cute.arch.block_idx_in_cluster()
         warp = cute.arch.warp_idx()
 
-        # Barriers, before anything that a predecessor writes is read. That they are made is all that
-        # peers have to see of this CTA, and their fence says it: the arrival releases nothing. A
-        # warp waits for the cluster before it sends anything.
+        # Barriers, before anything that a predecessor writes is read. That they are made is all
+        # that peers have to see, and their fence says it: the arrival releases nothing. A warp
+        # waits for the cluster before it sends anything.
         storage = SmemAllocator().allocate_array(Uint8, layout.size, byte_alignment=128)
         self._init_barriers(storage)
         cute.arch.cluster_arrive_relaxed()
@@ -225,8 +225,8 @@ class LowLatencyDecode:
         if cute.arch.warp_idx() == WARPS:
             query_row = Int64(row) * self.padded + first_head
             copy_query(mQuery.iterator.toint() + query_row * ROW_COLUMNS, smem, cta, layout)
-        # This barrier orders instructions alone: without it the compiler moves the count's load, and
-        # the wait for it, ahead of the query's copies
+        # This barrier orders instructions alone: without it the compiler moves the count's load,
+        # and the wait for it, ahead of the query's copies
         cute.arch.barrier(barrier_id=QUERY_ASKED, number_of_threads=COPYING)
         loaded = mValid[row]
         rIds = cute.make_rmem_tensor(BATCH_ROUNDS, Int32)
@@ -296,7 +296,7 @@ class LowLatencyDecode:
 
     @cute.jit
     def _init_barriers(self, storage: cute.Pointer) -> None:
-        """A barrier a warp. Bytes may come before they are expected: a phase has to wait for that."""
+        """A barrier a warp. Bytes may come before they are expected: the phase waits for that."""
         layout = self.layout
         warp = cute.arch.warp_idx()
         arrivals, size = Int32(1), Int32(0)
