@@ -6,16 +6,7 @@ import pytest
 from sparse_mla_verify import claims as c
 from sparse_mla_verify.counterfactuals import CATALOGUE
 from sparse_mla_verify.evidence import LIVE, Evidence, Pushed, Trial, live_case
-from sparse_mla_verify.guarded import (
-    GIVEN,
-    OUTSIDE,
-    ROWS,
-    SHAPES,
-    GivenRow,
-    GuardedRecording,
-    GuardedRun,
-    Layout,
-)
+from sparse_mla_verify.guarded import load, shipped
 from sparse_mla_verify.predict import assess
 from sparse_mla_verify.push.falsify import CLAIM as PUSHED_LSE
 from sparse_mla_verify.push.falsify import COUNTERFACTUALS as PUSH_CATALOGUE
@@ -23,6 +14,7 @@ from sparse_mla_verify.push.falsify import RECORDINGS
 from sparse_mla_verify.push.record import PushRecording
 from sparse_mla_verify.recordings import Check, Host
 from sparse_mla_verify.runs import run_poisoned
+from sparse_mla_verify.schedules import BASE
 from sparse_mla_verify.structure import CHECKS as STRUCTURE
 from sparse_mla_verify.structure import Finding
 
@@ -30,16 +22,7 @@ HOST = Host("2000-01-01", "GPU", 1, "sm_90", *["x"] * 3, "4", "x", "x", "x")
 PUSHED = PushRecording(
     replace(HOST, dsl="4"), {"decode-b1": "aa"}, (Check("steps", "", 10, 0),), ()
 )
-GUARDED = GuardedRecording(
-    replace(HOST, dsl="4"),
-    Layout(ROWS, 1, 1, 1),
-    {"b1": "aa"},
-    tuple(GuardedRun("base", n, how, "b1", "", 9, 0) for n in SHAPES for how in GIVEN),
-    (
-        GivenRow("base", 0, True, "access 3", ""),
-        *(GivenRow("base", n, False, "none", "CUDA_ERROR_ILLEGAL_ADDRESS") for n in OUTSIDE),
-    ),
-)
+GUARDED = replace(load(shipped()).of(BASE), host=replace(HOST, dsl="4"))
 GPU_CHECKS = ("batch-independence", "graph-replay", "runs-agree", "far-rows", "dependent-launches")
 
 
@@ -50,9 +33,9 @@ def evidence_of(few, stand_in, fault=lambda latent, lse: None):
         source=LIVE,
         host=replace(HOST, dsl="4"),
         cases=tuple(map(live_case, few, outputs, assessed)),
-        checks={name: Check(name, name, 10, 0) for name in GPU_CHECKS},
+        checks={name: Check(name, name, c._COMPARED[name], 0) for name in GPU_CHECKS},
         cubins={"b1": "aa"},
-        compiled={"b1": "aa"},
+        compiled={"b1": "aa"} | GUARDED.cubins,
         compiler="4",
         findings={"b1": {name: Finding(True, "found") for name in STRUCTURE}},
         trials={c.name: TOLD.of(c.name) for c in CATALOGUE},
@@ -183,7 +166,7 @@ def test_a_structural_finding_fails_its_claim(good, name):
 
 
 def test_another_cubin_fails_and_another_compiler_decides_nothing(good):
-    assert failing(replace(good, compiled={"b1": "bb"})) == {"same-code"}
+    assert failing(replace(good, compiled={"b1": "bb"} | GUARDED.cubins)) == {"same-code"}
     assert failing(replace(good, compiled={"b2": "aa"})) == {"same-code"}
     assert verdicts(replace(good, compiled={"b2": "aa"}))[c.UNREAD].status is c.Status.UNDECIDED
     other = replace(good, compiled={"b1": "bb"}, compiler="5")

@@ -12,8 +12,6 @@ from sparse_mla_verify.guarded import (
     OUTSIDE,
     ROWS,
     SHAPES,
-    GivenRow,
-    GuardedRecording,
     GuardedRun,
     Layout,
 )
@@ -107,19 +105,14 @@ HOST = Host("2000-01-01", "GPU", 1, "sm_90", *["x"] * 3, "x", "4", "x", "x")
 
 
 def recording(schedule=BASE):
-    runs = tuple(
-        GuardedRun(schedule, name, given, f"key-{name}", "inputs", 100, 0, ("d",))
-        for name in SHAPES
-        for given in GIVEN
-    )
-    rows = [GivenRow(schedule, id_, False, "no access", FAULT) for id_ in OUTSIDE]
-    rows += [GivenRow(schedule, id_, True, "access 3", "") for id_ in (0, ROWS - 1)]
-    cubins = {f"key-{name}": "aa" for name in SHAPES}
-    return GuardedRecording(HOST, Layout(ROWS, guarded.MAPPED, 1, 1), cubins, runs, tuple(rows))
+    """The one that ships, of another machine."""
+    found = guarded.load(guarded.shipped()).of(schedule)
+    rows = [next(r for r in found.given_rows if r.id == id_) for id_ in (*OUTSIDE, 0, ROWS - 1)]
+    return replace(found, host=HOST, given_rows=tuple(rows))
 
 
 def evidence(found, source=RECORDED, **changes):
-    compiled = {f"key-{name}": "aa" for name in SHAPES} | {"another": "bb"}
+    compiled = recording().cubins | {"another": "bb"}
     made = Evidence(source, HOST, (), {}, {}, compiled=compiled, compiler="4", guarded=found)
     return replace(made, **changes)
 
@@ -134,7 +127,7 @@ def test_the_claim_holds_where_decodes_do_not_fault_and_reads_do(source):
     found = verdict(recording(), source)
     assert found.status is claims.Status.PASS
     assert found.figures == (
-        "0 of 6 runs fault, 0 of 600 elements differ; given the row, 5 of 5 fault"
+        "0 of 6 runs fault, 0 of 1,723,680 elements differ; given the row, 5 of 5 fault"
     )
     assert guarded.holds(recording())
 
@@ -155,7 +148,6 @@ def with_row(index, **changes):
     [
         (with_run(error=FAULT, elements=0), FAULT),
         (with_run(differing=1, first="[0]: expected"), "[0]: expected"),
-        (with_run(elements=0), ""),
         (with_row(1, error=""), f"row {ROWS} was read, and did not fault"),
         (with_row(1, error="ValueError"), f"row {ROWS} was read, and did not fault"),
         (with_row(-1, error=FAULT), f"row {ROWS - 1} is mapped: {FAULT}"),
@@ -168,16 +160,29 @@ def test_a_fault_a_bit_and_a_read_without_a_fault_fail_the_claim(found, detail):
     assert not guarded.holds(found)
 
 
+def test_other_bits_than_the_reference_s_fail_the_claim():
+    decided = verdict(with_run(digests=("0" * 32,) * 3))
+    assert decided.status is claims.Status.FAIL
+    assert "row 0: other bits than the reference's" in decided.details[0]
+
+
 @pytest.mark.parametrize(
     ("found", "changes", "why"),
     [
         (None, {}, "absent"),
-        (recording(), {"compiled": {"key-guarded/16-heads": "bb"}}, "3 of 3 cubins differ"),
+        (recording(), {"compiled": {"another": "bb"}}, "3 of 3 cubins differ"),
         (recording(), {"compiler": "5"}, "compiled by DSL 5 here, by 4 there"),
         (recording(), {"compiled": {}, "notes": ("no DSL",)}, "no DSL"),
         (replace(recording(), runs=recording().runs[1:]), {}, "not recorded"),
         (replace(recording(), given_rows=recording().given_rows[1:]), {}, "not recorded"),
         (recording().of(LOW_LATENCY), {}, "0 of 0 cubins"),
+        (with_run(elements=1), {}, "1 elements, not 24624"),
+        (with_run(digests=()), {}, "elements, not"),
+        (with_run(inputs="aa"), {}, "other inputs"),
+        (with_run(case="guarded/none"), {}, "guarded/none: no case of today's"),
+        (replace(recording(), cubins=dict([*recording().cubins.items()][1:])), {}, "another cubin"),
+        (replace(recording(), layout=Layout(ROWS, guarded.MAPPED, 0, 0)), {}, "bytes unmapped"),
+        (replace(recording(), layout=Layout(ROWS, 2**40, 2**40, 2**40)), {}, "bytes mapped"),
     ],
 )
 def test_another_code_and_a_part_of_a_recording_decide_nothing(found, changes, why):
@@ -188,18 +193,17 @@ def test_another_code_and_a_part_of_a_recording_decide_nothing(found, changes, w
 
 def test_a_recording_is_read_as_it_was_written_and_divided_by_schedule(tmp_path):
     one, other = recording(), recording(LOW_LATENCY)
-    renamed = tuple(replace(r, signature=f"{r.signature}-ll") for r in other.runs)
     both = replace(
         one,
-        cubins=one.cubins | {f"{key}-ll": "cc" for key in one.cubins},
-        runs=one.runs + renamed,
+        cubins=one.cubins | other.cubins,
+        runs=one.runs + other.runs,
         given_rows=one.given_rows + other.given_rows,
     )
     path = tmp_path / "x.json"
     both.save(path)
     assert guarded.load(path) == both
     assert both.of(BASE) == one
-    assert set(both.of(LOW_LATENCY).cubins.values()) == {"cc"}
+    assert both.of(LOW_LATENCY) == other
     assert len(guarded.said(both)) == 1 + len(both.runs) + len(both.given_rows)
     path.write_text("{}")
     with pytest.raises(ValueError, match="no recording of guarded caches"):

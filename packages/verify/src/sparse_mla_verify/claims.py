@@ -4,15 +4,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
+from types import MappingProxyType
 
 import numpy as np
 
-from sparse_mla_verify.cases import NAN_BYTE, Case
+from sparse_mla_verify.cases import LATENT, NAN_BYTE, Case
 from sparse_mla_verify.compare import values_of
 from sparse_mla_verify.counterfactuals import CATALOGUE, Counterfactual
 from sparse_mla_verify.counterfactuals import CLAIMS as CONTRACT
 from sparse_mla_verify.evidence import LIVE, RECORDED, CaseEvidence, Evidence, Trial
-from sparse_mla_verify.guarded import GIVEN, OUTSIDE, SHAPES, GuardedRecording
+from sparse_mla_verify.guarded import (
+    GIVEN,
+    OUTSIDE,
+    SHAPES,
+    GuardedRecording,
+    stale,
+    unpredicted,
+)
 from sparse_mla_verify.push import falsify
 from sparse_mla_verify.runs import GUARD_ROWS, POISONS
 from sparse_mla_verify.structure import CHECKS as STRUCTURE
@@ -255,11 +263,26 @@ def _decided_by(evidence: Evidence, trials: Sequence[Trial]) -> Verdict:
 # Checks on a GPU, live or recorded
 
 
+_BATCH, _CHECKPOINT = 64 * 32 * (LATENT + 1), 5 * 96 * (LATENT + 1)
+# Outputs that each compares, or a run has fallen short.
+_COMPARED = MappingProxyType(
+    {
+        "batch-independence": _BATCH,
+        "graph-replay": 100 * (_BATCH + _CHECKPOINT),
+        "runs-agree": 99 * _BATCH,
+        "far-rows": _CHECKPOINT,
+        "dependent-launches": 100 * _CHECKPOINT,
+    }
+)
+
+
 def _check(evidence: Evidence, name: str) -> Verdict:
     check = evidence.checks.get(name)
     if check is None:
         return _undecided("neither run nor recorded")
     figures = f"{check.differing:,} of {check.elements:,} elements differ"
+    if check.same and check.elements < _COMPARED[name]:
+        return _undecided(f"{figures}; {_COMPARED[name]:,} have to be compared")
     return _of_a_kernel(evidence, check.same, figures, [check.first])
 
 
@@ -310,7 +333,11 @@ def _unread() -> Claim:
     def decide(evidence: Evidence) -> Verdict:
         if evidence.guarded is None:
             return _undecided("the recording of guarded caches is absent or was not looked at")
-        return _of_other_code(evidence, evidence.guarded) or _of_guarded(evidence.guarded)
+        if other := _of_other_code(evidence, evidence.guarded):
+            return other
+        if old := stale(evidence.guarded):
+            return _undecided(f"not of today's cases: {'; '.join(old[:3])}")
+        return _of_guarded(evidence.guarded)
 
     return Claim(UNREAD, statement, "gather", "fault", decide, (reader,))
 
@@ -338,6 +365,7 @@ def _of_guarded(guarded: GuardedRecording) -> Verdict:
         f"the row, {sum(row.faulted for row in unmapped)} of {len(unmapped)} fault"
     )
     wrong = [f"{r.case}, {r.given}: {r.error or r.first}" for r in runs if not r.same]
+    wrong += unpredicted(guarded)
     wrong += [f"row {r.id} was read, and did not fault" for r in unmapped if not r.faulted]
     wrong += [
         f"row {r.id} is mapped: {r.error}" for r in guarded.given_rows if r.mapped and r.error
@@ -430,9 +458,8 @@ def _structural(name: str) -> Claim:
             return _undecided("; ".join(evidence.notes) or "nothing was compiled")
         wrong = [f"{key}: {finding.reason}" for key, finding in found.items() if not finding.ok]
         reason = next(iter(found.values())).reason
-        return _decided(
-            not wrong, f"{len(found) - len(wrong)} of {len(found)}: {reason}", wrong[:10]
-        )
+        figures = f"{len(found) - len(wrong)} of {len(found)}; of the first, {reason}"
+        return _decided(not wrong, figures, wrong[:10])
 
     statement = " ".join((STRUCTURE[name].__doc__ or "").split("\n\n")[0].split())
     return Claim(name, statement, "code", "structural", decide)

@@ -9,6 +9,7 @@ A fault ends a process's use of the GPU, so each is provoked in a process of its
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -27,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from sparse_mla_verify.cases import COLUMNS, NAN_BYTE, SEED, UNIT_SCALE, Case, e4m3_bytes
+from sparse_mla_verify.cases import COLUMNS, LATENT, NAN_BYTE, SEED, UNIT_SCALE, Case, e4m3_bytes
 from sparse_mla_verify.compare import compare_bits
 from sparse_mla_verify.pool import one_thread_each, processes
 from sparse_mla_verify.predict import Bits, predict
@@ -92,6 +93,7 @@ GIVEN = OUTSIDE_CACHE, UNNAMED
 MORE_ROWS = 2
 
 
+@functools.lru_cache(2 * len(SHAPES))
 def guarded_case(name: str, schedule: str) -> Case:
     """A case of `SHAPES` whose every id outside the cache is one of `OUTSIDE`.
 
@@ -493,6 +495,45 @@ def holds(recording: GuardedRecording) -> bool:
     rows = recording.given_rows
     as_mapped = all(not row.error if row.mapped else row.faulted for row in rows)
     return bool(recording.runs) and all(run.same for run in recording.runs) and as_mapped
+
+
+def stale(recording: GuardedRecording) -> list[str]:
+    """What is not of today's cases: the mapped range, inputs, sizes, cubins. It decides nothing."""
+    layout, found = recording.layout, []
+    if (layout.rows, layout.mapped) != (ROWS, MAPPED):
+        found.append(f"a cache of {layout.rows} rows, {layout.mapped} bytes mapped")
+    if min(layout.before, layout.after) < NEAREST:
+        found.append(f"{layout.before} and {layout.after} bytes unmapped, not {NEAREST} or more")
+    for run in recording.runs:
+        if run.case not in SHAPES:
+            found.append(f"{run.case}: no case of today's")
+            continue
+        case = told(run)
+        size = case.batch * case.heads * (LATENT + 1)
+        of_today = run.signature, run.inputs
+        if of_today != (case.signature.key, case.digest()) or run.signature not in recording.cubins:
+            found.append(f"{run.case}, {run.given}: other inputs, or another cubin's")
+        elif not run.error and (run.elements, len(run.digests)) != (size, case.batch):
+            found.append(f"{run.case}, {run.given}: {run.elements} elements, not {size}")
+    return found
+
+
+def unpredicted(recording: GuardedRecording) -> list[str]:
+    """The runs whose recorded bits of the row with the fewest keys are not the reference's."""
+    found = []
+    for run in recording.runs:
+        case = told(run)
+        least = int(np.argmin(case.counts))
+        expected = row_digests(predict(case.row(least)))[0]
+        if not run.error and run.digests[least] != expected:
+            found.append(f"{run.case}, {run.given}, row {least}: other bits than the reference's")
+    return found
+
+
+def told(run: GuardedRun) -> Case:
+    """The case as the kernel was given it."""
+    case = guarded_case(run.case, run.schedule)
+    return case if run.given == OUTSIDE_CACHE else unnamed(case)
 
 
 def said(recording: GuardedRecording) -> list[str]:

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -267,6 +268,13 @@ def _share(errors: UlpErrors, bin_index: int) -> float:
 # The README's table
 
 
+def _of_the_first(outcome: Outcome) -> str:
+    """An outcome's figures. Older recordings don't say that what follows the count is of one."""
+    if outcome.kind != "structural":
+        return outcome.figures
+    return re.sub(r"^(\d+ of \d+): ", r"\1; of the first, ", outcome.figures)
+
+
 def figures_markdown(recording: Recording) -> str:
     """What a recorded run found, as the README's table; the code's own claims are left out."""
     host = recording.host
@@ -293,7 +301,8 @@ def apart_markdown(apart: Sequence[tuple[str, Host, Sequence[Outcome]]]) -> str:
 def _claims_section(head: str, host: Host, outcomes: Sequence[Outcome]) -> str:
     where = f"Recorded on {host.date}: {host.gpu}, driver {host.driver}."
     lines = [
-        f"| `{o.name}` | {o.statement} | {o.kind} | {o.status} | {o.figures} |" for o in outcomes
+        f"| `{o.name}` | {o.statement} | {o.kind} | {o.status} | {_of_the_first(o)} |"
+        for o in outcomes
     ]
     table = ["| claim | | decided by | verdict | figures |", "|---|---|---|---|---|", *lines]
     return f"## {head}\n\n{where}\n\n" + "\n".join(table) + "\n"
