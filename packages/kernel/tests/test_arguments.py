@@ -291,6 +291,10 @@ def test_the_operator_knows_its_shapes() -> None:
     assert lse.dtype == torch.float32
     same = torch.ops.sparse_mla.decode(*meta, 0.1, 1.0, None, "low-latency")
     assert same[0].shape == latent.shape
+    with pytest.raises(ValueError, match="schedule is 'fast'; it may be one of base,"):
+        torch.ops.sparse_mla.decode(*meta, 0.1, 1.0, None, "fast")
+    with pytest.raises(ValueError, match="query has shape"):
+        torch.ops.sparse_mla.decode(meta[0][0], *meta[1:], 0.1, 1.0)
 
 
 def test_the_operator_takes_a_schedule_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

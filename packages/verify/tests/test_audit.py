@@ -15,10 +15,11 @@ from sparse_mla_verify import (
     inquiries,
     recordings,
 )
-from sparse_mla_verify.cases import FAMILIES
+from sparse_mla_verify.cases import FAMILIES, Signature
 from sparse_mla_verify.evidence import LIVE, RECORDED, Pushed
 from sparse_mla_verify.marks import between_marks
-from sparse_mla_verify.schedules import REFERENCE
+from sparse_mla_verify.recordings import shipped
+from sparse_mla_verify.schedules import LOW_LATENCY, REFERENCE
 
 _KNOWN = {}
 
@@ -171,6 +172,39 @@ def test_a_seed_needs_a_gpu(offline, capsys):
     assert "need a GPU" in capsys.readouterr().out
 
 
+def test_a_recording_of_another_schedule_is_refused(tmp_path, capsys):
+    recorded = shipped(LOW_LATENCY)
+    assert audit.main(["--recording", str(recorded), "--report", str(tmp_path)]) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"is of {LOW_LATENCY}; --schedule is base" in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["figures", "attribute"])
+def test_a_recording_or_a_page_that_is_none_ends_with_2(command, tmp_path, capsys):
+    junk = tmp_path / "junk.json"
+    junk.write_text("[]")
+    for path in (junk, tmp_path / "none.json"):
+        assert audit.main([command, "--recording", str(path)]) == 2
+    assert audit.main([command, "--into", str(tmp_path / "none.md")]) == 2
+    said = "".join(capsys.readouterr())
+    assert said.count("recording: ") == 2
+    assert "into: " in said
+
+
+def test_a_recording_without_a_case_s_arrays_ends_with_2(offline, tmp_path, synthetic, capsys):
+    path = tmp_path / "r.json"
+    replace(synthetic, arrays={}).save(path)
+    assert audit.main(["--recording", str(path), "--report", str(tmp_path)]) == 2
+    assert "is malformed (KeyError" in capsys.readouterr().out
+
+
+def test_workers_are_one_or_more(capsys):
+    with pytest.raises(SystemExit):
+        audit.main(["--workers", "-1"])
+    assert "-1 is not 1 or more" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("seconds", ["nan", "0", "-1", "soon"])
 def test_a_time_budget_is_positive(seconds, capsys):
     with pytest.raises(SystemExit):
@@ -292,6 +326,7 @@ def test_guarded_caches_are_looked_at_on_every_schedule(
 ):
     asked = []
     monkeypatch.setattr(collect, "guarded_caches", lambda name: asked.append(name))
-    run(tmp_path, synthetic, "--schedule", schedule)
+    cubins = {Signature(1, 16, 16, 1, 1, schedule).key: "aa"}
+    run(tmp_path, replace(synthetic, cubins=cubins), "--schedule", schedule)
     run(tmp_path, synthetic, "--schedule", schedule, "--families", "normal")
     assert asked == [schedule]

@@ -174,13 +174,7 @@ def sparse_decode(
         ValueError: An argument has another shape, stride, alignment, device or range.
         RuntimeError: There is no usable CUDA device.
     """
-    for name, tensor, dims in (("query", query, 3), ("rows", rows, 2)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; it may be a torch.Tensor")
-        if tensor.dim() != dims:
-            raise ValueError(
-                f"{name} has shape {list(tensor.shape)}; it may have {dims} dimensions"
-            )
+    _check_dimensions(query, rows)
     batch, padded, _ = query.shape
     used = padded if heads is None else heads
     # Looked up before it is checked, where equal means the same: 16.0 and True equal integers
@@ -194,6 +188,22 @@ def sparse_decode(
         lse[:, used:].fill_(-torch.inf)
     run_sparse(kernel, query, kv, rows, valid, latent, lse, scale_log2, out_scale)
     return latent, lse
+
+
+def _check_dimensions(query: torch.Tensor, rows: torch.Tensor) -> None:
+    for name, tensor, dims in (("query", query, 3), ("rows", rows, 2)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; it may be a torch.Tensor")
+        if tensor.dim() != dims:
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)}; it may have {dims} dimensions"
+            )
+
+
+def _named(schedule: str) -> Schedule:
+    if schedule not in NAMED:
+        raise ValueError(f"schedule is {schedule!r}; it may be one of {', '.join(NAMED)}")
+    return NAMED[schedule]
 
 
 @functools.cache
@@ -223,8 +233,6 @@ def decode_op(
         TypeError: As there.
         RuntimeError: As there.
     """
-    if schedule not in NAMED:
-        raise ValueError(f"schedule is {schedule!r}; it may be one of {', '.join(NAMED)}")
     return sparse_decode(
         query,
         kv,
@@ -233,7 +241,7 @@ def decode_op(
         scale_log2=scale_log2,
         out_scale=out_scale,
         heads=heads,
-        schedule=NAMED[schedule],
+        schedule=_named(schedule),
     )
 
 
@@ -248,6 +256,8 @@ def _(
     heads: int | None = None,
     schedule: str = "base",
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_dimensions(query, rows)
+    _named(schedule)
     batch, padded, _ = query.shape
     return (
         query.new_empty((batch, padded, LATENT_COLUMNS), dtype=torch.bfloat16),

@@ -48,12 +48,17 @@ def _parser() -> argparse.ArgumentParser:
     record.add_argument("--report", type=Path, help="folder to write a report to as well")
     run.add_argument("--seed", type=int, default=SEED, help="of other inputs; needs a GPU")
     run.add_argument(
-        "--time-budget", type=_positive, metavar="S", help="leave out cases past so many seconds"
+        "--time-budget",
+        type=_positive,
+        metavar="S",
+        help="leave out cases past so many seconds of prediction",
     )
     for command in (run, record):
         command.add_argument("--schedule", choices=tuple(REFERENCE), default=BASE)
         command.add_argument("--families", type=_names, default=[], help="comma-separated names")
-        command.add_argument("--workers", type=int, help="processes of the reference (all cores)")
+        command.add_argument(
+            "--workers", type=_count, help="processes of the reference (all cores)"
+        )
     inquiries.add_parsers(commands, _names)
     commands.add_parser("list", help="the claims and the case families")
     figures = commands.add_parser("figures", help="the README's table, from a recording")
@@ -69,6 +74,12 @@ def _positive(text: str) -> float:
     number = float(text)
     if not number > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return number
 
 
@@ -169,6 +180,10 @@ def within_budget(
     return [c for c in cases if c.name in kept], tuple(n for n in cost if n not in kept)
 
 
+# What a file that is no recording, or lacks a part of one, raises.
+_MALFORMED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+
+
 def _run(options: argparse.Namespace) -> int:
     console = Console(stderr=options.json)
     if options.seed != SEED and (options.recording or gpu_name() is None):
@@ -176,12 +191,23 @@ def _run(options: argparse.Namespace) -> int:
         return 2
     if options.recording:
         try:
-            recordings.load(options.recording)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            held = recordings.load(options.recording).cubins
+        except _MALFORMED as error:
             console.print(f"recording: {options.recording} is none ({error!r})", markup=False)
             return 2
+        other = {recordings.signature_of(key).schedule for key in held} - {options.schedule}
+        if other:
+            names = f"{', '.join(sorted(other))}; --schedule is {options.schedule}"
+            console.print(f"recording: {options.recording} is of {names}", markup=False)
+            return 2
     with kept(options.workers):
-        evidence, recording = gather(options, console)
+        try:
+            evidence, recording = gather(options, console)
+        except _MALFORMED as error:
+            if not options.recording:
+                raise
+            console.print(f"recording: {options.recording} is malformed ({error!r})", markup=False)
+            return 2
         parts = (e.case for e in evidence.cases if e.case.name in attribute.CASES)
         shown = [attribute.part_of(case) for case in parts]
         machine = collect.machine_of(evidence.host.arch) if evidence.host else "SM90"
@@ -245,7 +271,14 @@ def _figures(options: argparse.Namespace) -> int:
     if path is None:
         print("there is no recording to take figures from", file=sys.stderr)
         return 2
-    recording = recordings.load(path)
+    try:
+        recording = recordings.load(path)
+    except _MALFORMED as error:
+        print(f"recording: {path} is none ({error!r})", file=sys.stderr)
+        return 2
+    if options.into and not options.into.is_file():
+        print(f"into: {options.into} is no file", file=sys.stderr)
+        return 2
     if recording.source != KERNEL:
         print(f"{path} is not a recording of a kernel", file=sys.stderr)
         return 2

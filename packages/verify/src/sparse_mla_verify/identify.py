@@ -220,6 +220,8 @@ def _excess(subject: Subject) -> tuple[float, str]:
     """What is lost, beyond the output's rounding, where large parts of a row cancel."""
     case = probes.cancelling_parts()
     answer, want = subject.ask(case), _exact(case)[0]
+    if not answer.latent.any():
+        return float("inf"), "parts of about 0.5 cancel; the answer is zero throughout"
     unit = 0.5 * ulp_of(want, 2) if answer.is_bf16 else 0.0
     excess = float(np.max(np.maximum(np.abs(answer.latent - want) - unit, 0)))
     return excess, f"parts of about 0.5 cancel; {excess:.2e} is lost beyond the output's rounding"

@@ -64,7 +64,14 @@ def attribute_command(options: argparse.Namespace) -> int:
     """The tables of every family; 1 if a recorded bit is not the last step's, 2 if none is held."""
     console = Console(stderr=options.json)
     path = options.recording or recordings.shipped(options.schedule)
-    recording = recordings.load(path) if path else None
+    try:
+        recording = recordings.load(path) if path else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        console.print(f"recording: {path} is none ({error!r})", style="red", markup=False)
+        return 2
+    if options.into and not options.into.is_file():
+        console.print(f"into: {options.into} is no file", style="red", markup=False)
+        return 2
     cases = cases_of(options.families, options.schedule)
     found = attributed(cases, "SM90", recording, options.workers, console)
     if options.json:

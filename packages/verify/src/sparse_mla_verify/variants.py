@@ -219,10 +219,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.out is None:
         parser.error("--out is needed")
-    options.out.mkdir(parents=True, exist_ok=True)
     from sparse_mla_verify import gpu
 
+    if gpu.device_name() is None:
+        print("the variants need an NVIDIA GPU and PyTorch with CUDA", file=sys.stderr)
+        return 2
     machine = asdict(gpu.host())
+    options.out.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         # As they end: what is done is kept if a later one is cut off.
