@@ -35,8 +35,8 @@ from sparse_mla_verify.bench.grid import (
     parse_points,
 )
 from sparse_mla_verify.bench.measure import Bench, disagreeing, relative_error
-from sparse_mla_verify.bench.results import SCHEDULES, Result, Run, load
-from sparse_mla_verify.bench.timing import Spread, host_time, interleave
+from sparse_mla_verify.bench.results import SCHEDULES, Result, Run, Spread, load
+from sparse_mla_verify.bench.timing import host_time, interleave
 from sparse_mla_verify.bench.workload import POOL_ROWS, SETS, Pool, workload
 from sparse_mla_verify.cases import Signature
 from sparse_mla_verify.collect import cross_compiled, dsl_version

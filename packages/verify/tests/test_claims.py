@@ -33,7 +33,7 @@ def evidence_of(few, stand_in, fault=lambda latent, lse: None):
         source=LIVE,
         host=replace(HOST, dsl="4"),
         cases=tuple(map(live_case, few, outputs, assessed)),
-        checks={name: Check(name, name, c._COMPARED[name], 0) for name in GPU_CHECKS},
+        checks={name: Check(name, name, c.COMPARED[name], 0) for name in GPU_CHECKS},
         cubins={"b1": "aa"},
         compiled={"b1": "aa"} | GUARDED.cubins,
         compiler="4",
@@ -256,3 +256,13 @@ def test_a_contract_claim_needs_all_its_trials(good):
     found = verdicts(replace(good, trials=trials))
     assert found["p-rounds-to-nearest"].status is c.Status.UNDECIDED
     assert found["p-is-e4m3"].status is c.Status.PASS
+
+
+@pytest.mark.parametrize("name", GPU_CHECKS)
+def test_a_check_that_compared_too_little_decides_nothing(good, name):
+    short = replace(good.checks[name], elements=c.COMPARED[name] - 1)
+    found = verdicts(replace(good, checks=good.checks | {name: short}))[name]
+    assert found.status is c.Status.UNDECIDED
+    assert f"{c.COMPARED[name]:,} have to be compared" in found.figures
+    wrong = replace(short, differing=1)
+    assert failing(replace(good, checks=good.checks | {name: wrong})) == {name}

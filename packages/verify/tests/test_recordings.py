@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,6 +43,46 @@ def test_arrays_of_another_recording_are_refused(saved):
     data[len(data) // 2] ^= 1
     beside.write_bytes(data)
     with pytest.raises(ValueError, match="not the file"):
+        r.load(saved)
+
+
+def without_lse(recording):
+    return replace(recording, arrays={n: a for n, a in recording.arrays.items() if "/lse" not in n})
+
+
+def with_case(recording, **changes):
+    first, *rest = recording.cases
+    return replace(recording, cases=(replace(first, **changes), *rest))
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (without_lse, "/lse is none, not"),
+        (lambda s: replace(s, arrays={n: a[:, :1] for n, a in s.arrays.items()}), " is .*, not"),
+        (lambda s: replace(s, host=replace(s.host, arch="sm_70")), "arch is sm_70, not one of"),
+        (lambda s: with_case(s, digests=()), "has not a digest of each of"),
+        (
+            lambda s: with_case(s, digests=(("a", "b", "c", "d", "e", "f", "g"),)),
+            "has not a digest",
+        ),
+        (lambda s: with_case(s, signature="b1"), "no signature"),
+        (lambda s: replace(s, cubins={"b1": "aa"}), "no signature"),
+    ],
+)
+def test_a_recording_that_lacks_a_part_is_refused(synthetic, tmp_path, changed, why):
+    path = tmp_path / "changed.json"
+    changed(synthetic).save(path)
+    with pytest.raises(ValueError, match=why):
+        r.load(path)
+
+
+@pytest.mark.parametrize("part", ["host", "cases", "cubins", "arrays_sha256", "source"])
+def test_a_file_without_a_part_is_refused(saved, part):
+    plain = json.loads(saved.read_text())
+    del plain[part]
+    saved.write_text(json.dumps(plain))
+    with pytest.raises(ValueError, match="is no recording"):
         r.load(saved)
 
 

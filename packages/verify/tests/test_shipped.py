@@ -7,6 +7,7 @@ import pytest
 
 from sparse_mla_verify.audit import recorded_apart
 from sparse_mla_verify.cases import FAMILIES, all_cases
+from sparse_mla_verify.claims import COMPARED
 from sparse_mla_verify.collect import cross_compiled, dsl_version
 from sparse_mla_verify.evidence import recorded_case, split_stale
 from sparse_mla_verify.live import CHECKS
@@ -93,6 +94,10 @@ def test_todays_source_compiles_to_the_recorded_cubins(recording, cases, schedul
         return
     chosen = COMPILED[:1] if schedule == BASE else COMPILED
     assert compiled_as_recorded(recording, [cases[name].signature for name in chosen])
+
+
+def test_the_gpu_s_checks_compared_what_they_have_to(recording):
+    assert {check.name: check.elements for check in recording.checks} == COMPARED
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from sparse_mla_kernel.checks import (
     as_bytes,
     as_scale,
     check_cache_rows,
+    check_dimensions,
     check_scale,
     check_tensor,
     check_unseen,
@@ -174,13 +175,14 @@ def sparse_decode(
         ValueError: An argument has another shape, stride, alignment, device or range.
         RuntimeError: There is no usable CUDA device.
     """
-    _check_dimensions(query, rows)
+    check_dimensions(query, rows)
     batch, padded, _ = query.shape
     used = padded if heads is None else heads
-    # Looked up before it is checked, where equal means the same: 16.0 and True equal integers
-    plain = type(used) is int and type(schedule) is Schedule
-    obtain = _kernel_of if plain else _kernel_of.__wrapped__
-    kernel = obtain(batch, used, padded, rows.shape[1], query.device, schedule)
+    sizes = batch, used, padded, rows.shape[1], batch, query.device
+    if type(used) is int and type(schedule) is Schedule:
+        kernel = _known(*sizes, schedule)
+    else:  # to be refused: 16.0 and True equal integers, and would be found
+        kernel = compile_sparse(*sizes, schedule=schedule)
     latent = query.new_empty((batch, padded, LATENT_COLUMNS), dtype=torch.bfloat16)
     lse = query.new_empty((batch, padded), dtype=torch.float32)
     if used < padded:
@@ -190,16 +192,6 @@ def sparse_decode(
     return latent, lse
 
 
-def _check_dimensions(query: torch.Tensor, rows: torch.Tensor) -> None:
-    for name, tensor, dims in (("query", query, 3), ("rows", rows, 2)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; it may be a torch.Tensor")
-        if tensor.dim() != dims:
-            raise ValueError(
-                f"{name} has shape {list(tensor.shape)}; it may have {dims} dimensions"
-            )
-
-
 def _named(schedule: str) -> Schedule:
     if schedule not in NAMED:
         raise ValueError(f"schedule is {schedule!r}; it may be one of {', '.join(NAMED)}")
@@ -207,10 +199,17 @@ def _named(schedule: str) -> Schedule:
 
 
 @functools.cache
-def _kernel_of(
-    batch: int, heads: int, padded: int, width: int, device: torch.device, schedule: Schedule
+def _known(
+    batch: int,
+    heads: int,
+    padded: int,
+    width: int,
+    cap: int,
+    device: torch.device,
+    schedule: Schedule,
 ) -> CompiledSparse:
-    return compile_sparse(batch, heads, padded, width, batch, device, schedule=schedule)
+    """:func:`compile_sparse`, whose checks are not made again."""
+    return compile_sparse(batch, heads, padded, width, cap, device, schedule=schedule)
 
 
 @torch.library.custom_op("sparse_mla::decode", mutates_args=())
@@ -256,7 +255,7 @@ def _(
     heads: int | None = None,
     schedule: str = "base",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_dimensions(query, rows)
+    check_dimensions(query, rows)
     _named(schedule)
     batch, padded, _ = query.shape
     return (

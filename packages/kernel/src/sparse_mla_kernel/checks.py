@@ -183,6 +183,17 @@ def check_cache_rows(kv: torch.Tensor) -> None:
         raise ValueError(f"kv has {kv.shape[0]} rows; it may have up to 2^31 - 1 (ids are int32)")
 
 
+def check_dimensions(query: object, rows: object) -> None:
+    """``query`` is a tensor of 3 dimensions, ``rows`` of 2: sizes can be taken from them."""
+    for name, tensor, dims in (("query", query, 3), ("rows", rows, 2)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; it may be a torch.Tensor")
+        if tensor.dim() != dims:
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)}; it may have {dims} dimensions"
+            )
+
+
 def check_tensor(
     name: str,
     tensor: object,

@@ -15,6 +15,7 @@ from sparse_mla_kernel.checks import (
     as_scale,
     check_cache_rows,
     check_cap,
+    check_dimensions,
     check_int,
     check_scale,
     check_tensor,
@@ -210,13 +211,7 @@ def dcp_decode(
             ``mailbox.check()`` says so once it has run.
     """
     _check_mailbox(mailbox)
-    for name, tensor, dims in (("query", query, 3), ("rows", rows, 2)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; it may be a torch.Tensor")
-        if tensor.dim() != dims:
-            raise ValueError(
-                f"{name} has shape {list(tensor.shape)}; it may have {dims} dimensions"
-            )
+    check_dimensions(query, rows)
     kernels = compile_dcp(mailbox, query.shape[0], rows.shape[1])
     shape = (kernels.batch, kernels.box.owner_heads)
     latent = query.new_empty((*shape, LATENT_COLUMNS), dtype=torch.bfloat16)

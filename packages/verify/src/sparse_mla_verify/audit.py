@@ -15,11 +15,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from sparse_mla_verify import attribute, claims, collect, guarded, inquiries, recordings, report
+from sparse_mla_verify import attribute, claims, collect, inquiries, recordings, report
 from sparse_mla_verify.cases import FAMILIES, HEAD_TILE, SEED, Case, all_cases
 from sparse_mla_verify.collect import gpu_name
 from sparse_mla_verify.evidence import RECORDED, Evidence
 from sparse_mla_verify.marks import between_marks
+from sparse_mla_verify.options import count, positive
 from sparse_mla_verify.pool import kept
 from sparse_mla_verify.progress import Bars, bars_on
 from sparse_mla_verify.push import falsify
@@ -49,16 +50,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--seed", type=int, default=SEED, help="of other inputs; needs a GPU")
     run.add_argument(
         "--time-budget",
-        type=_positive,
+        type=positive,
         metavar="S",
         help="leave out cases past so many seconds of prediction",
     )
     for command in (run, record):
         command.add_argument("--schedule", choices=tuple(REFERENCE), default=BASE)
         command.add_argument("--families", type=_names, default=[], help="comma-separated names")
-        command.add_argument(
-            "--workers", type=_count, help="processes of the reference (all cores)"
-        )
+        command.add_argument("--workers", type=count, help="processes of the reference (all cores)")
     inquiries.add_parsers(commands, _names)
     commands.add_parser("list", help="the claims and the case families")
     figures = commands.add_parser("figures", help="the README's table, from a recording")
@@ -68,19 +67,6 @@ def _parser() -> argparse.ArgumentParser:
         "--every", action="store_true", help="every claim of every schedule's recording instead"
     )
     return parser
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
-
-
-def _count(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
 
 
 def _names(text: str) -> list[str]:
@@ -104,8 +90,8 @@ def left_out(evidence: Evidence) -> dict[str, str]:
     """The claims that are left out, with the reason.
 
     Those that need a pending family which a recording lacks, those about push mode in an audit of
-    less than all families of the base schedule, and the one about guarded caches where that
-    recording is absent or was not looked at.
+    less than all families of the base schedule, and the one about guarded caches in an audit of
+    less than all families.
     """
     held = {c.case.family for c in evidence.cases}
     waiting = {
@@ -116,9 +102,7 @@ def left_out(evidence: Evidence) -> dict[str, str]:
     if evidence.push is None:
         waiting |= dict.fromkeys(PUSH, "for an audit of the whole base schedule")
     if evidence.guarded is None:
-        absent = guarded.shipped() is None
-        why = f"until {guarded.FILE} is recorded" if absent else "for an audit of all families"
-        waiting[claims.UNREAD] = why
+        waiting[claims.UNREAD] = "for an audit of all families"
     return waiting
 
 
@@ -180,10 +164,6 @@ def within_budget(
     return [c for c in cases if c.name in kept], tuple(n for n in cost if n not in kept)
 
 
-# What a file that is no recording, or lacks a part of one, raises.
-_MALFORMED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
-
-
 def _run(options: argparse.Namespace) -> int:
     console = Console(stderr=options.json)
     if options.seed != SEED and (options.recording or gpu_name() is None):
@@ -192,7 +172,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.recording:
         try:
             held = recordings.load(options.recording).cubins
-        except _MALFORMED as error:
+        except (OSError, ValueError) as error:
             console.print(f"recording: {options.recording} is none ({error!r})", markup=False)
             return 2
         other = {recordings.signature_of(key).schedule for key in held} - {options.schedule}
@@ -201,13 +181,7 @@ def _run(options: argparse.Namespace) -> int:
             console.print(f"recording: {options.recording} is of {names}", markup=False)
             return 2
     with kept(options.workers):
-        try:
-            evidence, recording = gather(options, console)
-        except _MALFORMED as error:
-            if not options.recording:
-                raise
-            console.print(f"recording: {options.recording} is malformed ({error!r})", markup=False)
-            return 2
+        evidence, recording = gather(options, console)
         parts = (e.case for e in evidence.cases if e.case.name in attribute.CASES)
         shown = [attribute.part_of(case) for case in parts]
         machine = collect.machine_of(evidence.host.arch) if evidence.host else "SM90"
@@ -273,7 +247,7 @@ def _figures(options: argparse.Namespace) -> int:
         return 2
     try:
         recording = recordings.load(path)
-    except _MALFORMED as error:
+    except (OSError, ValueError) as error:
         print(f"recording: {path} is none ({error!r})", file=sys.stderr)
         return 2
     if options.into and not options.into.is_file():
@@ -307,8 +281,6 @@ def recorded_apart(
     sections = []
     for schedule, recording in shipped.items():
         caches = collect.guarded_caches(schedule)
-        if caches is None:
-            continue
         evidence = replace(
             nothing, guarded=caches, compiled=recording.cubins, compiler=recording.host.dsl
         )

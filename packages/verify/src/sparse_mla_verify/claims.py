@@ -265,7 +265,7 @@ def _decided_by(evidence: Evidence, trials: Sequence[Trial]) -> Verdict:
 
 _BATCH, _CHECKPOINT = 64 * 32 * (LATENT + 1), 5 * 96 * (LATENT + 1)
 # Outputs that each compares, or a run has fallen short.
-_COMPARED = MappingProxyType(
+COMPARED = MappingProxyType(
     {
         "batch-independence": _BATCH,
         "graph-replay": 100 * (_BATCH + _CHECKPOINT),
@@ -281,8 +281,8 @@ def _check(evidence: Evidence, name: str) -> Verdict:
     if check is None:
         return _undecided("neither run nor recorded")
     figures = f"{check.differing:,} of {check.elements:,} elements differ"
-    if check.same and check.elements < _COMPARED[name]:
-        return _undecided(f"{figures}; {_COMPARED[name]:,} have to be compared")
+    if check.same and check.elements < COMPARED[name]:
+        return _undecided(f"{figures}; {COMPARED[name]:,} have to be compared")
     return _of_a_kernel(evidence, check.same, figures, [check.first])
 
 
@@ -332,7 +332,7 @@ def _unread() -> Claim:
 
     def decide(evidence: Evidence) -> Verdict:
         if evidence.guarded is None:
-            return _undecided("the recording of guarded caches is absent or was not looked at")
+            return _undecided("the recording of guarded caches was not looked at")
         if other := _of_other_code(evidence, evidence.guarded):
             return other
         if old := stale(evidence.guarded):

@@ -206,10 +206,9 @@ def recorded_push(
     return Pushed(recordings, {}, trials)
 
 
-def guarded_caches(schedule: str) -> guarded.GuardedRecording | None:
+def guarded_caches(schedule: str) -> guarded.GuardedRecording:
     """A schedule's runs on guarded caches, from the recording that comes with the package."""
-    path = guarded.shipped()
-    return guarded.load(path).of(schedule) if path else None
+    return guarded.load(guarded.shipped()).of(schedule)
 
 
 def compile_step(batch: int, owner_heads: int, ranks: int, width: int, arch: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from sparse_mla_verify.attribute import Attribution, attribute_all, cases_of
 from sparse_mla_verify.cases import Case
 from sparse_mla_verify.collect import gpu_name
 from sparse_mla_verify.identify import QUESTIONS, Finding, identify
+from sparse_mla_verify.options import count
 from sparse_mla_verify.progress import Bars, bars_on
 from sparse_mla_verify.recordings import Recording
 from sparse_mla_verify.schedules import BASE, REFERENCE
@@ -29,7 +30,7 @@ def add_parsers(commands: Any, names: Callable[[str], list[str]]) -> None:
     attribute.add_argument("--families", type=names, default=[], help="comma-separated names")
     attribute.add_argument("--schedule", choices=tuple(REFERENCE), default=BASE)
     attribute.add_argument("--recording", type=Path, help="whose bits the last step must be")
-    attribute.add_argument("--workers", type=int, help="processes (all cores unless said)")
+    attribute.add_argument("--workers", type=count, help="processes (all cores unless said)")
     attribute.add_argument("--json", action="store_true", help="print the result as JSON")
     attribute.add_argument("--into", type=Path, help="write the tables between this file's marks")
     identifying = commands.add_parser("identify", help="find out a kernel's conventions")
@@ -66,7 +67,7 @@ def attribute_command(options: argparse.Namespace) -> int:
     path = options.recording or recordings.shipped(options.schedule)
     try:
         recording = recordings.load(path) if path else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         console.print(f"recording: {path} is none ({error!r})", style="red", markup=False)
         return 2
     if options.into and not options.into.is_file():

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_verify.cases import HEAD_TILE, Case, Signature
+from sparse_mla_verify.cases import HEAD_TILE, LATENT, Case, Signature
 from sparse_mla_verify.compare import Comparison
 from sparse_mla_verify.runs import Output
 from sparse_mla_verify.schedules import BASE, REFERENCE
 
 SCHEMA = 1
 KERNEL, SYNTHETIC = "kernel", "synthetic"  # where the bits came from
+ARCHITECTURES = "sm_90", "sm_100", "sm_103", "sm_120"  # that the reference models
 FOLDER = Path(__file__).parent / "data"
 WHOLE_TILES = 4  # cases of at most this many tiles are kept whole, latent bits and all
 
@@ -137,11 +138,22 @@ class Recording:
 def load(path: Path) -> Recording:
     """Read a recording.
 
-    Raises ValueError for another schema, a file that is none, or arrays of another recording.
+    Raises ValueError for another schema, a file that is none or lacks a part, or arrays of another
+    recording.
     """
     plain = json.loads(path.read_text())
     if not isinstance(plain, dict) or plain.get("schema") != SCHEMA:
         raise ValueError(f"path: {path} is no recording of schema {SCHEMA}")
+    try:
+        recording = _from_plain(plain, path)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"path: {path} is no recording ({error!r})") from error
+    if lacking := _lacking(recording):
+        raise ValueError(f"path: {path} is no whole recording: {lacking}")
+    return recording
+
+
+def _from_plain(plain: Mapping[str, Any], path: Path) -> Recording:
     beside = path.with_suffix(".npz")
     if hashlib.sha256(beside.read_bytes()).hexdigest() != plain["arrays_sha256"]:
         raise ValueError(f"path: {beside} is not the file that {path} was written with")
@@ -154,6 +166,27 @@ def load(path: Path) -> Recording:
     outcomes = tuple(Outcome(**o) for o in plain.get("outcomes", ()))
     host = Host(**plain["host"])
     return Recording(plain["source"], host, plain["cubins"], cases, checks, outcomes, arrays)
+
+
+def _lacking(recording: Recording) -> str:
+    """What of a recording isn't as its signatures say; "" for nothing."""
+    if recording.host.arch not in ARCHITECTURES:
+        return f"arch is {recording.host.arch}, not one of {', '.join(ARCHITECTURES)}"
+    for key in recording.cubins:
+        signature_of(key)
+    for record in recording.cases:
+        signature = signature_of(record.signature)
+        shape = signature.batch, signature.heads
+        tiles = {len(row) for row in record.digests}
+        if len(record.digests) != shape[0] or tiles != {shape[1] // HEAD_TILE}:
+            return f"{record.name} has not a digest of each of {shape[0]} rows and its tiles"
+        wanted = {"lse": shape, "latent": (*shape, LATENT)}
+        for what, size in wanted.items():
+            array = recording.arrays.get(f"{record.name}/{what}")
+            if (array is None and what == "lse") or (array is not None and array.shape != size):
+                found = "none" if array is None else list(array.shape)
+                return f"{record.name}/{what} is {found}, not {list(size)}"
+    return ""
 
 
 def shipped(schedule: str = BASE) -> Path | None:

@@ -38,6 +38,7 @@ from sparse_mla_verify.bench.grid import (
 )
 from sparse_mla_verify.bench.results import FLASHMLA, load
 from sparse_mla_verify.marks import between_marks
+from sparse_mla_verify.options import positive
 
 PROGRAM = "python -m sparse_mla_verify.bench"
 _PLAIN_WIDTH = 160  # of a table that goes to a file or a pipe
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="5x96x0,...",
         help="these points alone, without wide lists and host times",
     )
-    run.add_argument("--budget", type=_positive, help="seconds; starts no point that passes them")
+    run.add_argument("--budget", type=positive, help="seconds; starts no point that passes them")
     run.add_argument("--out", type=Path, default=Path("bench_latency.json"), help="the JSON")
     run.add_argument("--plot", type=Path, help="PNG or SVG; beside the JSON if left out")
     run.add_argument(
@@ -122,13 +123,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return number
 
 
 def _points(text: str) -> tuple[Point, ...]:
@@ -221,8 +215,6 @@ def _stages(options: argparse.Namespace) -> int:
     if options.file is None and (status := stages.run(options.out, options.said)):
         return status
     try:
-        if options.file is not None and not options.file.exists():
-            raise ValueError(f"file: {options.file} is not there")
         text = stages.markdown(options.file or options.out, load(options.bench))
     except ValueError as error:
         print(error, file=sys.stderr)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from sparse_mla_verify.bench.grid import TRIALS, Point
-from sparse_mla_verify.bench.results import FLASHMLA, FLOOR, PYTORCH, Pick, Result
-from sparse_mla_verify.bench.timing import POINT_SECONDS, Replay, Spread, Timer, interleave
+from sparse_mla_verify.bench.results import FLASHMLA, FLOOR, PYTORCH, Pick, Result, Spread
+from sparse_mla_verify.bench.timing import POINT_SECONDS, Replay, Timer, interleave
 from sparse_mla_verify.bench.workload import Pool, Workload, workload
 from sparse_mla_verify.peers import Implementation, Prepared
 from sparse_mla_verify.peers.pytorch import decode

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from sparse_mla_verify.bench.grid import HOST_POINT, Point
 from sparse_mla_verify.schedules import REFERENCE
@@ -21,6 +24,21 @@ HOST = "run_sparse"  # host times: of ours; of a schedule with its name after a 
 
 Pick = Callable[[int, int], str]  # the schedule's name for so many rows and heads
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, 10th and 90th percentile of several samples."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        """Of at least one sample."""
+        low, high = np.percentile(samples, [10, 90])
+        return cls(statistics.median(samples), float(low), float(high))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 
 from sparse_mla_verify.bench import stamps
 from sparse_mla_verify.bench.grid import CHECKPOINT, WIDTH, Point
-from sparse_mla_verify.bench.results import FLOOR, Run
+from sparse_mla_verify.bench.results import FLOOR, Run, Spread
 from sparse_mla_verify.patches import PACKAGE, environment
 from sparse_mla_verify.schedules import (
     BASE,
@@ -83,23 +83,8 @@ SAID = {
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Median, 10th and 90th percentile over CTAs, in clocks of the SM."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, samples: np.ndarray) -> Spread:
-        """Of at least one CTA."""
-        low, median, high = (round(float(x), 1) for x in np.percentile(samples, (10, 50, 90)))
-        return cls(median, low, high)
-
-
-@dataclass(frozen=True)
 class Staged:
-    """A schedule's stages at a point, in clocks.
+    """A schedule's stages at a point, over CTAs, in clocks of the SM.
 
     A CTA's figure is the mean over the warps that do every stage. `whole` is from the end of the
     wait for the launch before to the last store's issue; `slowest` the median over launches of the
@@ -149,6 +134,11 @@ class Staged:
 
 def _triple(spread: Spread) -> list[float]:
     return [spread.median, spread.low, spread.high]
+
+
+def _over_ctas(clocks: np.ndarray) -> Spread:
+    """Clocks to a tenth, as the JSON has them."""
+    return Spread(*(round(x, 1) for x in _triple(Spread.of(clocks.tolist()))))
 
 
 def stamped_words(latent: np.ndarray, split: int, heads: int, warps: Sequence[int]) -> np.ndarray:
@@ -209,13 +199,13 @@ def summed_up(
     ctas = found.mean(axis=2).reshape(-1, found.shape[-1])
     wholes = found[..., stamps.FIRST :].sum(axis=-1)
     stages = {
-        name: Spread.of(ctas[:, k]) for k, name in enumerate(stamps.STAGES) if ctas[:, k].any()
+        name: _over_ctas(ctas[:, k]) for k, name in enumerate(stamps.STAGES) if ctas[:, k].any()
     }
     return Staged(
         schedule,
         point,
         stages,
-        Spread.of(ctas[:, stamps.FIRST :].sum(axis=-1)),
+        _over_ctas(ctas[:, stamps.FIRST :].sum(axis=-1)),
         float(np.median(wholes.max(axis=(1, 2)))),
         launch_us,
         sm_mhz,
@@ -356,9 +346,7 @@ def shipped() -> Path:
 
 
 def markdown(file: Path, bench: Run) -> str:
-    """The tables of a run and of the benchmark's; a line that says so where it is not there."""
-    if not file.exists():
-        return "The stages are not recorded yet: `python -m sparse_mla_verify.bench stages`.\n"
+    """The tables of a run and of the benchmark's."""
     about, results = load(file)
     parts = [
         f"{about['gpu']}, driver {about['driver']}, {about['date']}: `{about['command']}`. Medians "

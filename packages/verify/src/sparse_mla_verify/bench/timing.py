@@ -6,16 +6,14 @@ What needs a GPU is `GraphTimer`; the rest takes any replay that says how long i
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from sparse_mla_verify.bench.grid import TRIALS
+from sparse_mla_verify.bench.results import Spread
 from sparse_mla_verify.peers import Call
 
 Replay = Callable[[], float]  # runs a graph once; microseconds a launch
@@ -81,21 +79,6 @@ class GraphTimer:
             end.record()
         end.synchronize()
         return start.elapsed_time(end) * 1e3 / launches
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median, 10th and 90th percentile of several trials, in microseconds."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Spread:
-        """Of at least one trial."""
-        low, high = np.percentile(samples, [10, 90])
-        return cls(statistics.median(samples), float(low), float(high))
 
 
 def interleave(
