@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sparse_mla_reference import bf16, e4m3, e5m2, fp16, minifloat
-from sparse_mla_reference.minifloat import BF16, E4M3, E5M2, FP16, Format
+from sparse_mla_reference.formats.minifloat import BF16, E4M3, E5M2, FP16, Format
 
 FORMATS = [E4M3, E5M2, FP16, BF16]
 ML_DTYPES = {

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference import minifloat
-from sparse_mla_reference.minifloat import Rounding
+from sparse_mla_reference.formats import minifloat
+from sparse_mla_reference.formats.minifloat import Rounding
 
 MAX = 448.0
 NAN = 0x7F

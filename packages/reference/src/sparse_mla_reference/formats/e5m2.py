@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference import minifloat
-from sparse_mla_reference.minifloat import Rounding
+from sparse_mla_reference.formats import minifloat
+from sparse_mla_reference.formats.minifloat import Rounding
 
 MAX = 57344.0
 NAN = 0x7F

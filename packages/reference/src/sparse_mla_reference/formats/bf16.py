@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference import minifloat
-from sparse_mla_reference.minifloat import Rounding
+from sparse_mla_reference.formats import minifloat
+from sparse_mla_reference.formats.minifloat import Rounding
 
 
 def encode(x: NDArray[Any], *, rounding: Rounding = "rn", saturate: bool = False) -> NDArray[Any]:
