@@ -9,7 +9,8 @@ import pytest
 import torch
 import tvm_ffi
 
-from sparse_mla_kernel import BASE, MailboxLayout, cache
+from sparse_mla_kernel import BASE, MailboxLayout
+from sparse_mla_kernel.host import cache
 
 
 class Built(NamedTuple):
@@ -34,7 +35,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def built() -> Built:
-    from sparse_mla_kernel import build
+    from sparse_mla_kernel.host import build
 
     sizes = {"batch": 2, "heads": 16, "padded": 32, "width": 8}
     kernel = build.decode_kernel(**sizes, push=None, schedule=BASE)
@@ -57,9 +58,10 @@ def launch(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
 @pytest.fixture(scope="session")
 def step_launcher() -> bytes:
     """The object file of a whole step's launcher: 2 rows, 2 ranks of 8 heads, 8 keys a row."""
-    from sparse_mla_kernel import build
+    from sparse_mla_kernel.dcp.build import step_entries
+    from sparse_mla_kernel.host import build
 
-    entry = build.step_entries(2, 8, MailboxLayout(32, 8, 2, 3), BASE)["step"]
+    entry = step_entries(2, 8, MailboxLayout(32, 8, 2, 3), BASE)["step"]
     return build.object_file(build.compile_entry(*entry, "sm_90a"))
 
 

@@ -16,12 +16,12 @@ from sparse_mla_kernel import (
     Artifact,
     CompiledSparse,
     Schedule,
-    api,
     cross_compile,
     run_sparse,
     sparse_decode,
 )
 from sparse_mla_kernel.checks import architecture_of, resolve_device
+from sparse_mla_kernel.host import launch as api
 
 BATCH, HEADS, PADDED, WIDTH, CAP, N = 2, 16, 32, 8, 3, 5
 

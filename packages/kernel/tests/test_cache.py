@@ -16,16 +16,9 @@ import pytest
 import torch
 
 import sparse_mla_kernel
-from sparse_mla_kernel import (
-    BASE,
-    LOW_LATENCY,
-    MailboxLayout,
-    build,
-    cache,
-    compile_step,
-    precompile_sparse,
-)
-from sparse_mla_kernel import compile as compile_module
+from sparse_mla_kernel import BASE, LOW_LATENCY, MailboxLayout, compile_step, precompile_sparse
+from sparse_mla_kernel.host import build, cache
+from sparse_mla_kernel.host import compile as compile_module
 
 SIZES = {"batch": 2, "heads": 16, "padded": 32, "width": 8, "cap": 3, "push": None}
 SIZES |= {"schedule": asdict(BASE)}
@@ -69,7 +62,7 @@ def test_every_size_and_the_schedule_are_in_the_key(change: dict[str, object]) -
 def test_the_entry_point_and_the_architecture_are_in_the_key() -> None:
     keys = {
         cache.key(cache.describe(kernel, arch, SIZES))
-        for kernel in ("decode", "exchange", "merge", "step")
+        for kernel in ("decode", "query_exchange", "owner_merge", "step")
         for arch in ("sm_90a", "sm_100a")
     }
     assert len(keys) == 8
@@ -104,7 +97,7 @@ def test_versions_are_those_installed() -> None:
     assert {"nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base", "apache-tvm-ffi"} <= set(found)
 
 
-@pytest.mark.parametrize("name", ["primitives.py", "low_latency/decode.py"])
+@pytest.mark.parametrize("name", ["ptx/math.py", "kernels/low_latency/decode.py"])
 def test_any_byte_of_the_sources_counts(name: str, tmp_path: Path) -> None:
     package = Path(sparse_mla_kernel.__file__).parent
     copy = tmp_path / "copy"
@@ -179,7 +172,7 @@ def test_what_is_kept_is_found(
 def test_a_warm_process_does_without_the_dsl(root: Path, built: Any) -> None:
     assert built.keep(inputs())
     script = (
-        "import json, sys; from sparse_mla_kernel import cache\n"
+        "import json, sys; from sparse_mla_kernel.host import cache\n"
         "found = cache.find(json.loads(sys.argv[1]))\n"
         "print(type(found.launch).__name__, 'cutlass' in sys.modules)\n"
     )
@@ -379,10 +372,15 @@ def test_each_kernel_of_a_step_has_an_entry(monkeypatch: pytest.MonkeyPatch) -> 
     for box in (MailboxLayout(32, 8, 2, 3), MailboxLayout(32, 16, 1, 3)):
         step = compile_step(2, 8, box, torch.device("cuda", 0))
         assert {name: it.cubin for name, it in step.artifacts.items()} == {
-            name: name.encode() for name in ("exchange", "decode", "merge")
+            name: name.encode() for name in ("query_exchange", "push_decode", "owner_merge")
         }
     compile_step.cache_clear()
-    assert [given["kernel"] for given in asked] == ["exchange", "decode", "merge", "step"] * 2
+    assert [given["kernel"] for given in asked] == [
+        "query_exchange",
+        "push_decode",
+        "owner_merge",
+        "step",
+    ] * 2
     assert len(set(map(cache.key, asked))) == 8
 
 
@@ -410,5 +408,5 @@ def test_a_kept_kernel_gives_the_compiled_ones_bits(
     for latent, lse in results[1:]:
         assert torch.equal(latent, results[0][0])
         assert torch.equal(lse, results[0][1])
-    assert len({kernel.artifact.sha256 for kernel in kernels}) == 1
+    assert len({kernel.artifact.code_sha256 for kernel in kernels}) == 1
     assert len(list(root.iterdir())) == 1

@@ -14,9 +14,9 @@ from sparse_mla_kernel import (
     cross_compile_step,
 )
 from sparse_mla_kernel import schedule as schedule_module
-from sparse_mla_kernel.layouts import THREADS, shared_layout
-from sparse_mla_kernel.low_latency import layouts as low_latency_layouts
-from sparse_mla_kernel.low_latency.decode import LowLatencyDecode
+from sparse_mla_kernel.kernels.base.layout import THREADS, shared_layout
+from sparse_mla_kernel.kernels.low_latency import layout as low_latency_layouts
+from sparse_mla_kernel.kernels.low_latency.decode import LowLatencyDecode
 
 SIZES = {"batch": 2, "heads": 32, "padded": 48, "width": 128, "cap": 4}
 
@@ -31,7 +31,7 @@ def test_compiles_without_a_gpu(arch: str) -> None:
 
 
 def test_the_same_source_gives_the_same_cubin() -> None:
-    assert cross_compile(**SIZES).sha256 == cross_compile(**SIZES).sha256
+    assert cross_compile(**SIZES).code_sha256 == cross_compile(**SIZES).code_sha256
 
 
 def test_nothing_spills() -> None:
@@ -82,7 +82,9 @@ def test_the_merge_mailbox_holds_every_partial(split: int, chunk: int) -> None:
 
 @pytest.mark.parametrize("schedule", [Schedule(split=8, chunk=32, qk_chains=3), Schedule(split=1)])
 def test_other_schedules_compile(schedule: Schedule) -> None:
-    assert cross_compile(**SIZES, schedule=schedule).sha256 != cross_compile(**SIZES).sha256
+    assert (
+        cross_compile(**SIZES, schedule=schedule).code_sha256 != cross_compile(**SIZES).code_sha256
+    )
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a", "sm_120a"])

@@ -9,10 +9,10 @@ from sparse_mla_kernel import (
     LOW_LATENCY,
     parse_schedules,
     parse_table,
-    policy,
     schedule_for,
     sparse_for,
 )
+from sparse_mla_kernel.host import policy
 
 SPLIT_4 = replace(LOW_LATENCY, split=4)
 

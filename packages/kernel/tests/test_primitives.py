@@ -8,7 +8,7 @@ from cutlass.cute.runtime import from_dlpack
 from cutlass.memory import SmemAllocator
 
 from sparse_mla_kernel import store_fp8_pair_shared, transpose4
-from sparse_mla_kernel.primitives import load_shared_b32
+from sparse_mla_kernel.ptx.shared_memory import load_shared_b32
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,13 +18,13 @@ from sparse_mla_kernel import (
     compile_dcp,
     cross_compile,
     dcp_decode,
-    exchange_query,
-    merge_partials,
+    owner_merge,
     push_decode,
+    query_exchange,
     run_dcp,
     run_sparse,
 )
-from sparse_mla_kernel.mailbox import DeviceMailbox
+from sparse_mla_kernel.mailbox.device import DeviceMailbox
 
 BATCH, OWNER_HEADS, RANKS, PADDED, WIDTH, CAP, N = 2, 8, 2, 32, 8, 3, 5
 BOX = MailboxLayout(PADDED, OWNER_HEADS, RANKS, CAP)
@@ -160,16 +160,16 @@ def _part(name: str) -> object:
     named = arguments()
     scales = named["scale_log2"], named["out_scale"]
     parts = {
-        "exchange": lambda k, m: exchange_query(k, m, named["query"]),
-        "decode": lambda k, m: push_decode(k, m, *(named[n] for n in KEYS), *scales),
-        "merge": lambda k, m: merge_partials(k, m, named["latent"], named["lse"]),
+        "query_exchange": lambda k, m: query_exchange(k, m, named["query"]),
+        "push_decode": lambda k, m: push_decode(k, m, *(named[n] for n in KEYS), *scales),
+        "owner_merge": lambda k, m: owner_merge(k, m, named["latent"], named["lse"]),
         "step": lambda k, m: run_dcp(k, m, **named),
     }
     return parts[name]
 
 
 KEYS = ("kv", "rows", "valid")
-PARTS = ("exchange", "decode", "merge", "step")
+PARTS = ("query_exchange", "push_decode", "owner_merge", "step")
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -4,13 +4,7 @@ import re
 
 import pytest
 
-from sparse_mla_kernel import (
-    Artifact,
-    MailboxLayout,
-    Schedule,
-    cross_compile,
-    cross_compile_step,
-)
+from sparse_mla_kernel import Artifact, MailboxLayout, Schedule, cross_compile, cross_compile_step
 
 BOX = MailboxLayout(padded=96, owner_heads=12, ranks=8, cap=5)
 
@@ -30,7 +24,7 @@ def test_nothing_spills(step: dict[str, Artifact]) -> None:
         assert ".local" not in artifact.ptx
 
 
-@pytest.mark.parametrize("name", ["exchange", "decode", "merge"])
+@pytest.mark.parametrize("name", ["query_exchange", "push_decode", "owner_merge"])
 def test_early_launch(step: dict[str, Artifact], name: str) -> None:
     """Nothing is loaded from memory before the wait for the predecessor."""
     ptx = step[name].ptx
@@ -42,14 +36,14 @@ def test_early_launch(step: dict[str, Artifact], name: str) -> None:
 
 def test_the_exchange(step: dict[str, Artifact]) -> None:
     """432 threads of 448 have a vector: one load, one store."""
-    assert count(step["exchange"], r"ld\.global\.v4\.b32") == 1
-    assert count(step["exchange"], r"st\.relaxed\.sys\.global\.v4\.b32") == 1
-    assert ".reqntid 448" in step["exchange"].ptx
+    assert count(step["query_exchange"], r"ld\.global\.v4\.b32") == 1
+    assert count(step["query_exchange"], r"st\.relaxed\.sys\.global\.v4\.b32") == 1
+    assert ".reqntid 448" in step["query_exchange"].ptx
 
 
 def test_the_decode(step: dict[str, Artifact]) -> None:
     """Two vectors a thread, each asked for once and then polled; one re-armed; one pair sent."""
-    decode = step["decode"]
+    decode = step["push_decode"]
     assert count(decode, r"ld\.relaxed\.sys\.global\.v4\.b32") == 4
     assert count(decode, r"st\.relaxed\.sys\.global\.v4\.b32") == 1
     assert count(decode, r"st\.relaxed\.sys\.global\.v2\.b32") == 1
@@ -63,7 +57,7 @@ def test_the_decode(step: dict[str, Artifact]) -> None:
 
 
 def test_the_merge(step: dict[str, Artifact]) -> None:
-    merge = step["merge"]
+    merge = step["owner_merge"]
     # A look at 8 words and its repetition, besides 4 looks at the device state.
     assert count(merge, r"ld\.relaxed\.sys\.global\.b32") == 2 * 8 + 4
     assert count(merge, r"ld\.relaxed\.sys\.global\.v2\.b32") == 2 * 8
@@ -75,7 +69,7 @@ def test_the_merge(step: dict[str, Artifact]) -> None:
     assert not re.search(r"\b(add|sub|mul|fma)(\.rn)?\.ftz", merge.ptx)
 
 
-@pytest.mark.parametrize("name", ["decode", "merge"])
+@pytest.mark.parametrize("name", ["push_decode", "owner_merge"])
 def test_every_wait_is_bounded(step: dict[str, Artifact], name: str) -> None:
     """Each poll has a clock at its start and one in its loop, and each loop can report."""
     clocks = len(re.findall(r"%globaltimer;", step[name].ptx))
@@ -109,9 +103,9 @@ def test_other_schedules(split: int) -> None:
     box = MailboxLayout(16, 8, 2, 2)
     step = cross_compile_step(2, 64, box, schedule=Schedule(split=split))
     vectors = 16 * 36 // split
-    assert count(step["decode"], r"st\.relaxed\.sys\.global\.v4\.b32") == -(-vectors // 512)
+    assert count(step["push_decode"], r"st\.relaxed\.sys\.global\.v4\.b32") == -(-vectors // 512)
 
 
 def test_push_and_step_are_the_same_decode(step: dict[str, Artifact]) -> None:
     alone = cross_compile(5, 96, 96, 256, 5, push=(12, 8, 5))
-    assert alone.sha256 == step["decode"].sha256
+    assert alone.code_sha256 == step["push_decode"].code_sha256

@@ -64,7 +64,7 @@ def synthetic(few: list[Case]) -> Recording:
     return Recording(
         source=SYNTHETIC,
         host=host,
-        cubins={"b1-h16-p16-w1-c1": "no cubin: synthetic"},
+        machine_code={"b1-h16-p16-w1-c1": "no machine code: synthetic"},
         cases=tuple(recorded(case, output) for case, output in pairs),
         checks=(Check("graph-replay", "Synthetic.", 1, 0),),
         outcomes=(Outcome("latent-bits", "Synthetic.", "bit-exact", "pass", "0 of 0"),),

@@ -325,7 +325,7 @@ def test_guarded_caches_are_looked_at_on_every_schedule(
 ):
     asked = []
     monkeypatch.setattr(collect, "guarded_caches", lambda name: asked.append(name))
-    cubins = {Signature(1, 16, 16, 1, 1, schedule).key: "aa"}
-    run(tmp_path, replace(synthetic, cubins=cubins), "--schedule", schedule)
+    machine_code = {Signature(1, 16, 16, 1, 1, schedule).key: "aa"}
+    run(tmp_path, replace(synthetic, machine_code=machine_code), "--schedule", schedule)
     run(tmp_path, synthetic, "--schedule", schedule, "--families", "normal")
     assert asked == [schedule]

@@ -10,8 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 
-import sparse_mla_kernel.policy as kernel_policy
-from sparse_mla_kernel import BASE, cache, parse_schedules, parse_table
+import sparse_mla_kernel.host.policy as kernel_policy
+from sparse_mla_kernel import BASE, parse_schedules, parse_table
+from sparse_mla_kernel.host import cache
 from sparse_mla_verify.bench import (
     command,
     grid,
@@ -389,7 +390,7 @@ def test_the_json_has_the_agreed_form(tmp_path):
     path = tmp_path / "new" / "bench_latency.json"
     wide = [result_of(CHECKPOINT, ours_narrow=8.0, ours_wide=8.1)]
     run = Run(
-        {"gpu": "a GPU", "driver": "1", "cubin_sha256": {"b5": "ab"}},
+        {"gpu": "a GPU", "driver": "1", "machine_code": {"b5": "ab"}},
         [result_of(Point(5, 96, 512), ours=2.0), result_of(CHECKPOINT, ours=1.23456, floor=0.5)],
         wide,
         {"run_sparse": {"median": 9.0, "low": 8.0, "high": 10.0}},
@@ -397,7 +398,7 @@ def test_the_json_has_the_agreed_form(tmp_path):
     )
     run.save(path)
     plain = json.loads(path.read_text())
-    assert {"gpu", "driver", "cubin_sha256", "results"} <= set(plain)
+    assert {"gpu", "driver", "machine_code", "results"} <= set(plain)
     first = plain["results"][0]
     agreed = ("rows", "heads", "keys", "ours_us", "base_us", "flashmla_us", "floor_us")
     assert [first[key] for key in agreed] == [5, 96, 256, 1.235, None, None, 0.5]
@@ -742,10 +743,10 @@ def test_the_shipped_run_is_of_todays_code(shipped):
     point = shipped.at(CHECKPOINT)
     for name in SCHEDULES:
         sizes = (CHECKPOINT.rows, CHECKPOINT.heads, CHECKPOINT.heads, point.width, CHECKPOINT.rows)
-        recorded = shipped.about["cubin_sha256"][name][Signature(*sizes).key]
+        recorded = shipped.about["machine_code"][name][Signature(*sizes).key]
         if shipped.about["versions"]["dsl"] != dsl_version():
             pytest.skip("another version of the DSL compiles to other code")
-        assert cross_compiled(Signature(*sizes, name), "sm_90a").sha256 == recorded, name
+        assert cross_compiled(Signature(*sizes, name), "sm_90a").code_sha256 == recorded, name
 
 
 def test_the_shipped_run_is_of_the_whole_grid_and_computed_the_right_thing(shipped):
@@ -859,7 +860,7 @@ def test_nvidia_smi_is_asked_and_may_not_answer():
 @pytest.fixture
 def on_cpu(monkeypatch, pool):
     def compile_sparse(*sizes, schedule):
-        artifact = SimpleNamespace(sha256="ab")
+        artifact = SimpleNamespace(code_sha256="ab")
         return SimpleNamespace(artifact=artifact, schedule=schedule)
 
     def run_sparse(kernel, query, kv, rows, valid, latent, lse, scale_log2, out_scale):
@@ -905,8 +906,8 @@ def test_a_whole_run(on_cpu, tmp_path, capsys):
     assert [result["keys"] for result in plain["results"]] == [4, 8]
     assert plain["wide"][0]["ours_wide_us"] == 2.0
     assert [result["notes"]["ours"] for result in plain["results"]] == ["low-latency"] * 2
-    cubins = {f"b1-h16-p16-w{w}-c1": "ab" for w in (WIDTH, 4)}
-    assert plain["cubin_sha256"] == {"base": cubins, "low-latency": cubins}
+    machine_code = {f"b1-h16-p16-w{w}-c1": "ab" for w in (WIDTH, 4)}
+    assert plain["machine_code"] == {"base": machine_code, "low-latency": machine_code}
     assert plain["schedules"]["low-latency"]["split"] == kernel_schedule("low-latency").split
     assert plain["compiled"] == {"kernels": 4}
     assert plain["gpu"] == "no GPU"

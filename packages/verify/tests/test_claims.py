@@ -34,8 +34,8 @@ def evidence_of(few, stand_in, fault=lambda latent, lse: None):
         host=replace(HOST, dsl="4"),
         cases=tuple(map(live_case, few, outputs, assessed)),
         checks={name: Check(name, name, c.COMPARED[name], 0) for name in GPU_CHECKS},
-        cubins={"b1": "aa"},
-        compiled={"b1": "aa"} | GUARDED.cubins,
+        machine_code={"b1": "aa"},
+        compiled={"b1": "aa"} | GUARDED.machine_code,
         compiler="4",
         findings={"b1": {name: Finding(True, "found") for name in STRUCTURE}},
         trials={c.name: TOLD.of(c.name) for c in CATALOGUE},
@@ -166,7 +166,7 @@ def test_a_structural_finding_fails_its_claim(good, name):
 
 
 def test_another_cubin_fails_and_another_compiler_decides_nothing(good):
-    assert failing(replace(good, compiled={"b1": "bb"} | GUARDED.cubins)) == {"same-code"}
+    assert failing(replace(good, compiled={"b1": "bb"} | GUARDED.machine_code)) == {"same-code"}
     assert failing(replace(good, compiled={"b2": "aa"})) == {"same-code"}
     assert verdicts(replace(good, compiled={"b2": "aa"}))[c.UNREAD].status is c.Status.UNDECIDED
     other = replace(good, compiled={"b1": "bb"}, compiler="5")
@@ -196,7 +196,7 @@ def test_push_claims_rest_on_their_own_recordings(good):
     assert failing(recorded_with(good, checks=(Check("steps", "", 0, 0),))) == {"pushed-steps"}
     # A timing that is off is no bit that differs.
     assert failing(recorded_with(good, checks=(Check("lost peer", "", 8, 1),))) == set()
-    assert failing(recorded_with(good, cubins={"decode-b1": "bb"})) == {"same-push-code"}
+    assert failing(recorded_with(good, machine_code={"decode-b1": "bb"})) == {"same-push-code"}
     older = recorded_with(good, host=replace(HOST, dsl="3"))
     assert verdicts(older)["same-push-code"].status is c.Status.UNDECIDED
     assert failing(with_push(good, compiled={"decode-b2": "aa"})) == {"same-push-code"}

@@ -21,7 +21,7 @@ class StandInKernel:
 
     def compile(self, batch, heads, padded, width, cap, device, *, schedule):
         sizes = {"batch": batch, "heads": heads, "padded": padded, "width": width, "cap": cap}
-        return SimpleNamespace(**sizes, artifact=SimpleNamespace(sha256=f"{batch}-{heads}"))
+        return SimpleNamespace(**sizes, artifact=SimpleNamespace(code_sha256=f"{batch}-{heads}"))
 
     def run(self, kernel, query, kv, rows, valid, latent, lse, scale_log2, out_scale):
         k = kernel

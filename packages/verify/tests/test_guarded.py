@@ -80,11 +80,11 @@ def test_the_reference_gives_the_same_bits_either_way():
 
 
 def test_the_kernels_are_those_of_the_other_recordings_in_both_sizes_of_clusters():
-    from sparse_mla_kernel.low_latency.decode import tiles_of
+    from sparse_mla_kernel.kernels.low_latency.decode import tiles_of
 
     for schedule, model in REFERENCE.items():
         made = [guarded.guarded_case(name, schedule) for name in SHAPES]
-        assert {c.signature.key for c in made} <= load(shipped(schedule)).cubins.keys()
+        assert {c.signature.key for c in made} <= load(shipped(schedule)).machine_code.keys()
         if schedule != BASE:
             assert {tiles_of(c.batch, c.heads, model.split) for c in made} == {1, 2}
         # Rows of which each CTA has one chunk, and of which it has several.
@@ -112,7 +112,7 @@ def recording(schedule=BASE):
 
 
 def evidence(found, source=RECORDED, **changes):
-    compiled = recording().cubins | {"another": "bb"}
+    compiled = recording().machine_code | {"another": "bb"}
     made = Evidence(source, HOST, (), {}, {}, compiled=compiled, compiler="4", guarded=found)
     return replace(made, **changes)
 
@@ -170,17 +170,21 @@ def test_other_bits_than_the_reference_s_fail_the_claim():
     ("found", "changes", "why"),
     [
         (None, {}, "was not looked at"),
-        (recording(), {"compiled": {"another": "bb"}}, "3 of 3 cubins differ"),
+        (recording(), {"compiled": {"another": "bb"}}, "3 of 3 kernels differ"),
         (recording(), {"compiler": "5"}, "compiled by DSL 5 here, by 4 there"),
         (recording(), {"compiled": {}, "notes": ("no DSL",)}, "no DSL"),
         (replace(recording(), runs=recording().runs[1:]), {}, "not recorded"),
         (replace(recording(), given_rows=recording().given_rows[1:]), {}, "not recorded"),
-        (recording().of(LOW_LATENCY), {}, "0 of 0 cubins"),
+        (recording().of(LOW_LATENCY), {}, "0 of 0 kernels"),
         (with_run(elements=1), {}, "1 elements, not 24624"),
         (with_run(digests=()), {}, "elements, not"),
         (with_run(inputs="aa"), {}, "other inputs"),
         (with_run(case="guarded/none"), {}, "guarded/none: no case of today's"),
-        (replace(recording(), cubins=dict([*recording().cubins.items()][1:])), {}, "another cubin"),
+        (
+            replace(recording(), machine_code=dict([*recording().machine_code.items()][1:])),
+            {},
+            "other machine code",
+        ),
         (replace(recording(), layout=Layout(ROWS, guarded.MAPPED, 0, 0)), {}, "bytes unmapped"),
         (replace(recording(), layout=Layout(ROWS, 2**40, 2**40, 2**40)), {}, "bytes mapped"),
     ],
@@ -195,7 +199,7 @@ def test_a_recording_is_read_as_it_was_written_and_divided_by_schedule(tmp_path)
     one, other = recording(), recording(LOW_LATENCY)
     both = replace(
         one,
-        cubins=one.cubins | other.cubins,
+        machine_code=one.machine_code | other.machine_code,
         runs=one.runs + other.runs,
         given_rows=one.given_rows + other.given_rows,
     )
@@ -230,7 +234,7 @@ def test_bits_that_differ_are_counted_and_a_fault_has_none(tmp_path):
     found = {
         "host": asdict(HOST),
         "layout": layout,
-        "cubins": {"key": "aa"},
+        "machine_code": {"key": "aa"},
         "given_rows": [],
         "runs": list(map(asdict, runs)),
     }
@@ -252,7 +256,7 @@ def test_bits_that_differ_are_counted_and_a_fault_has_none(tmp_path):
 def test_what_ships_is_of_todays_inputs_and_bits(schedule):
     found = collect.guarded_caches(schedule)
     assert guarded.holds(found)
-    cubins = load(shipped(schedule)).cubins
-    assert found.cubins.items() <= cubins.items()
+    machine_code = load(shipped(schedule)).machine_code
+    assert found.machine_code.items() <= machine_code.items()
     assert guarded.stale(found) == []
     assert guarded.unpredicted(found) == []

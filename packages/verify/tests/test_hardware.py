@@ -46,7 +46,7 @@ class StandIn:
         return HOST
 
     def prepare(self, name: str) -> str:
-        return "no cubin: synthetic"
+        return "no machine code: synthetic"
 
     def hashes(self, name: str) -> np.ndarray:
         found = np.zeros(hashing.HEADS, np.uint64)

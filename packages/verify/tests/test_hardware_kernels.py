@@ -89,8 +89,8 @@ def test_todays_models_have_the_recorded_tables(recording):
 
 def test_todays_kernels_are_the_recorded_ones(recording):
     assert dsl_version() == recording.host.dsl
-    assert {c.name: c.cubin for c in recording.compared} == {
-        name: built(name).sha256 for name in kernels.names()
+    assert {c.name: c.machine_code for c in recording.compared} == {
+        name: built(name).code_sha256 for name in kernels.names()
     }
 
 

@@ -231,7 +231,7 @@ def kernel(monkeypatch):
 
     def compile_sparse(*sizes, schedule):
         seen.compiled.append((sizes, schedule))
-        artifact = SimpleNamespace(sha256=f"{sizes[:4]}")
+        artifact = SimpleNamespace(code_sha256=f"{sizes[:4]}")
         return SimpleNamespace(artifact=artifact, schedule=schedule)
 
     monkeypatch.setattr(ours, "compile_sparse", compile_sparse)
@@ -246,7 +246,7 @@ def test_ours_is_compiled_by_its_schedule(pool, kernel):
     split.prepare(work)
     sizes = (2, 32, 32, WIDTH, 2, torch.device("cpu"))
     assert kernel.compiled == [(sizes, BASE), (sizes, Schedule(split=8))]
-    assert base.cubins == {f"b2-h32-p32-w{WIDTH}-c2": f"(2, 32, 32, {WIDTH})"}
+    assert base.machine_code == {f"b2-h32-p32-w{WIDTH}-c2": f"(2, 32, 32, {WIDTH})"}
 
 
 def test_ours_runs_each_set_into_outputs_of_its_own(pool, kernel):

@@ -50,13 +50,13 @@ def test_the_step_is_three_times_as_fast_as_collectives():
 def test_todays_source_compiles_to_the_cubins_that_two_gpus_ran():
     """`nox -s audit` compiles all of them; these are among those of one GPU."""
     one, two = load(FOLDER / ONE), load(FOLDER / TWO)
-    assert two.cubins.items() <= one.cubins.items()
+    assert two.machine_code.items() <= one.machine_code.items()
     assert dsl_version() == two.host.dsl
-    (sizes,) = {sizes_of(key) for key in two.cubins}
-    assert collect.compile_step(*sizes, f"{two.host.arch}a") == two.cubins
+    (sizes,) = {sizes_of(key) for key in two.machine_code}
+    assert collect.compile_step(*sizes, f"{two.host.arch}a") == two.machine_code
 
 
 def test_a_cubins_name_gives_its_sizes():
     assert sizes_of(key_of("decode", 5, 48, 2, 16)) == (5, 48, 2, 16)
-    with pytest.raises(ValueError, match="no cubin's name"):
+    with pytest.raises(ValueError, match="no kernel's name"):
         sizes_of("decode-b5-o48")

@@ -19,8 +19,8 @@ def saved(synthetic, tmp_path):
 def test_a_recording_comes_back_as_it_was(synthetic, saved):
     back = r.load(saved)
     assert (back.host, back.cases, back.source) == (synthetic.host, synthetic.cases, r.SYNTHETIC)
-    assert (back.cubins, back.checks, back.outcomes) == (
-        synthetic.cubins,
+    assert (back.machine_code, back.checks, back.outcomes) == (
+        synthetic.machine_code,
         synthetic.checks,
         synthetic.outcomes,
     )
@@ -67,7 +67,7 @@ def with_case(recording, **changes):
             "has not a digest",
         ),
         (lambda s: with_case(s, signature="b1"), "no signature"),
-        (lambda s: replace(s, cubins={"b1": "aa"}), "no signature"),
+        (lambda s: replace(s, machine_code={"b1": "aa"}), "no signature"),
     ],
 )
 def test_a_recording_that_lacks_a_part_is_refused(synthetic, tmp_path, changed, why):
@@ -77,7 +77,7 @@ def test_a_recording_that_lacks_a_part_is_refused(synthetic, tmp_path, changed, 
         r.load(path)
 
 
-@pytest.mark.parametrize("part", ["host", "cases", "cubins", "arrays_sha256", "source"])
+@pytest.mark.parametrize("part", ["host", "cases", "machine_code", "arrays_sha256", "source"])
 def test_a_file_without_a_part_is_refused(saved, part):
     plain = json.loads(saved.read_text())
     del plain[part]

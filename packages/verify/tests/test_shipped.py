@@ -44,7 +44,7 @@ def test_it_is_a_gpu_run_of_everything(recording, cases):
     assert {case.family for case, _ in paired} == FAMILIES.keys()
     assert sum(case.tiles for case, _ in paired) >= 2000
     assert {check.name for check in recording.checks} == CHECKS.keys()
-    assert {case.signature.key for case, _ in paired} == recording.cubins.keys()
+    assert {case.signature.key for case, _ in paired} == recording.machine_code.keys()
 
 
 def test_it_holds_no_fault(recording):
@@ -70,8 +70,8 @@ COMPILED = ("normal/checkpoint", "counts/edges", "many-keys/chunks")
 
 def compiled_as_recorded(recording, signatures):
     assert dsl_version() == recording.host.dsl
-    found = {s.key: cross_compiled(s, f"{recording.host.arch}a").sha256 for s in signatures}
-    return found == {s.key: recording.cubins[s.key] for s in signatures}
+    found = {s.key: cross_compiled(s, f"{recording.host.arch}a").code_sha256 for s in signatures}
+    return found == {s.key: recording.machine_code[s.key] for s in signatures}
 
 
 def test_the_page_of_claims_shows_every_recorded_one():

@@ -26,7 +26,7 @@ for folder in sys.argv[1:]:
     sys.path.insert(0, folder)
     import sparse_mla_kernel
     assert sparse_mla_kernel.__file__.startswith(folder), sparse_mla_kernel.__file__
-    print(sparse_mla_kernel.cross_compile(4, 16, 128, 64, 4, "sm_90a").sha256)
+    print(sparse_mla_kernel.cross_compile(4, 16, 128, 64, 4, "sm_90a").code_sha256)
     sys.path.remove(folder)
 """
 

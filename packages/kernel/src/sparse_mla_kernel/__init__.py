@@ -5,34 +5,33 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from sparse_mla_kernel.api import decode_op, run_sparse, sparse_decode
-from sparse_mla_kernel.compile import (
-    Artifact,
+from sparse_mla_kernel.dcp.compile import CompiledStep, compile_step, cross_compile_step
+from sparse_mla_kernel.host.artifact import Artifact
+from sparse_mla_kernel.host.compile import (
     CompiledSparse,
-    CompiledStep,
     compile_sparse,
-    compile_step,
     cross_compile,
-    cross_compile_step,
     precompile_sparse,
 )
-from sparse_mla_kernel.policy import parse_schedules, parse_table, schedule_for, sparse_for
+from sparse_mla_kernel.host.launch import decode_op, run_sparse, sparse_decode
+from sparse_mla_kernel.host.policy import parse_schedules, parse_table, schedule_for, sparse_for
+from sparse_mla_kernel.mailbox.layout import MailboxLayout
 from sparse_mla_kernel.schedule import BASE, LOW_LATENCY, Schedule
 
 if TYPE_CHECKING:
-    from sparse_mla_kernel.dcp import (
+    from sparse_mla_kernel.dcp.run import (
         compile_dcp,
         dcp_decode,
-        exchange_query,
-        merge_partials,
+        owner_merge,
         push_decode,
+        query_exchange,
         run_dcp,
     )
-    from sparse_mla_kernel.dcp_mailbox import DcpMailbox, PeerTimeoutError
-    from sparse_mla_kernel.decode import SparseDcpDecode
-    from sparse_mla_kernel.mailbox import MailboxLayout
-    from sparse_mla_kernel.primitives import store_fp8_pair_shared, transpose4
-    from sparse_mla_kernel.waits import Stage
+    from sparse_mla_kernel.kernels.base.decode import SparseDcpDecode
+    from sparse_mla_kernel.mailbox.memory import DcpMailbox, PeerTimeoutError
+    from sparse_mla_kernel.mailbox.waits import Stage
+    from sparse_mla_kernel.ptx.convert import transpose4
+    from sparse_mla_kernel.ptx.shared_memory import store_fp8_pair_shared
 
 __version__ = "0.1.0"
 
@@ -55,12 +54,12 @@ __all__ = [
     "cross_compile_step",
     "dcp_decode",
     "decode_op",
-    "exchange_query",
-    "merge_partials",
+    "owner_merge",
     "parse_schedules",
     "parse_table",
     "precompile_sparse",
     "push_decode",
+    "query_exchange",
     "run_dcp",
     "run_sparse",
     "schedule_for",
@@ -72,19 +71,18 @@ __all__ = [
 
 #: Where the names are that need the DSL, whose import takes seconds: imported when they are used.
 _NEEDS_DSL = {
-    "DcpMailbox": "dcp_mailbox",
-    "MailboxLayout": "mailbox",
-    "PeerTimeoutError": "dcp_mailbox",
-    "SparseDcpDecode": "decode",
-    "Stage": "waits",
-    "compile_dcp": "dcp",
-    "dcp_decode": "dcp",
-    "exchange_query": "dcp",
-    "merge_partials": "dcp",
-    "push_decode": "dcp",
-    "run_dcp": "dcp",
-    "store_fp8_pair_shared": "primitives",
-    "transpose4": "primitives",
+    "DcpMailbox": "mailbox.memory",
+    "PeerTimeoutError": "mailbox.memory",
+    "SparseDcpDecode": "kernels.base.decode",
+    "Stage": "mailbox.waits",
+    "compile_dcp": "dcp.run",
+    "dcp_decode": "dcp.run",
+    "owner_merge": "dcp.run",
+    "push_decode": "dcp.run",
+    "query_exchange": "dcp.run",
+    "run_dcp": "dcp.run",
+    "store_fp8_pair_shared": "ptx.shared_memory",
+    "transpose4": "ptx.convert",
 }
 
 

@@ -171,7 +171,7 @@ def _run(options: argparse.Namespace) -> int:
         return 2
     if options.recording:
         try:
-            held = recordings.load(options.recording).cubins
+            held = recordings.load(options.recording).machine_code
         except (OSError, ValueError) as error:
             console.print(f"recording: {options.recording} is none ({error!r})", markup=False)
             return 2
@@ -282,7 +282,7 @@ def recorded_apart(
     for schedule, recording in shipped.items():
         caches = collect.guarded_caches(schedule)
         evidence = replace(
-            nothing, guarded=caches, compiled=recording.cubins, compiler=recording.host.dsl
+            nothing, guarded=caches, compiled=recording.machine_code, compiler=recording.host.dsl
         )
         claim = by_name[claims.UNREAD]
         found = report.outcomes_of([(claim, claim.decide(evidence))])

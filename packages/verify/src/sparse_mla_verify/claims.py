@@ -343,14 +343,16 @@ def _unread() -> Claim:
 
 
 def _of_other_code(evidence: Evidence, guarded: GuardedRecording) -> Verdict | None:
-    """Undecided unless the cubins that ran are those of today's source."""
+    """Undecided unless the machine code that ran is that of today's source."""
     if not evidence.compiled:
         return _undecided("; ".join(evidence.notes) or "nothing was compiled")
     if evidence.compiler != guarded.host.dsl:
         return _undecided(f"compiled by DSL {evidence.compiler} here, by {guarded.host.dsl} there")
-    other = [key for key, sha in guarded.cubins.items() if evidence.compiled.get(key) != sha]
-    if other or not guarded.cubins:
-        return _undecided(f"{len(other)} of {len(guarded.cubins)} cubins differ: {other[:3]}")
+    other = [key for key, sha in guarded.machine_code.items() if evidence.compiled.get(key) != sha]
+    if other or not guarded.machine_code:
+        return _undecided(
+            f"{len(other)} of {len(guarded.machine_code)} kernels differ: {other[:3]}"
+        )
     return None
 
 
@@ -425,7 +427,7 @@ def _pushed_lse() -> Claim:
 
 @claim("push", "structural")
 def same_push_code(evidence: Evidence) -> Verdict:
-    """Today's source compiles to the very cubins that gave the recorded push steps."""
+    """Today's source compiles to the very machine code that gave the recorded push steps."""
     if evidence.push is None:
         return _undecided(NOT_GATHERED)
     if not evidence.push.compiled:
@@ -433,22 +435,24 @@ def same_push_code(evidence: Evidence) -> Verdict:
     recordings = evidence.push.recordings.values()
     for dsl in {r.host.dsl for r in recordings} - {evidence.compiler}:
         return _undecided(f"compiled by DSL {evidence.compiler} here, by {dsl} there")
-    ran = [pair for recording in recordings for pair in recording.cubins.items()]
+    ran = [pair for recording in recordings for pair in recording.machine_code.items()]
     other = [key for key, sha in ran if evidence.push.compiled.get(key) != sha]
-    figures = f"{len(other)} of {len(ran)} cubins differ"
-    return _decided(bool(ran) and not other, figures, [f"{k}: another cubin" for k in other[:10]])
+    figures = f"{len(other)} of {len(ran)} kernels differ"
+    return _decided(
+        bool(ran) and not other, figures, [f"{k}: other machine code" for k in other[:10]]
+    )
 
 
 @claim("compile", "structural")
 def same_code(evidence: Evidence) -> Verdict:
-    """Today's source compiles to the very cubins that gave these results."""
-    if not evidence.cubins or not evidence.compiled:
+    """Today's source compiles to the very machine code that gave these results."""
+    if not evidence.machine_code or not evidence.compiled:
         return _undecided("; ".join(evidence.notes) or "nothing was compiled or recorded")
     if evidence.compiler != (recorded := evidence.host.dsl if evidence.host else ""):
         return _undecided(f"compiled by DSL {evidence.compiler} here, by {recorded} there")
-    other = [key for key, sha in evidence.cubins.items() if evidence.compiled.get(key) != sha]
-    figures = f"{len(other)} of {len(evidence.cubins)} cubins differ"
-    return _decided(not other, figures, [f"{key}: another cubin" for key in other[:10]])
+    other = [key for key, sha in evidence.machine_code.items() if evidence.compiled.get(key) != sha]
+    figures = f"{len(other)} of {len(evidence.machine_code)} kernels differ"
+    return _decided(not other, figures, [f"{key}: other machine code" for key in other[:10]])
 
 
 def _structural(name: str) -> Claim:

@@ -49,10 +49,10 @@ class Progress(Protocol):
 
 
 class Hashed(Artifact, Protocol):
-    """An artifact that knows the SHA-256 of its cubin."""
+    """An artifact that knows the hash of its machine code."""
 
     @property
-    def sha256(self) -> str:
+    def code_sha256(self) -> str:
         """In hex."""
 
 
@@ -96,14 +96,14 @@ def from_gpu(
     trials = _try_all(compared, host.arch, progress, workers)
     ran = {key: inspect(artifact) for key, artifact in runner.artifacts.items()}
     source, notes = _inspect_source(map(signature_of, ran), host.arch, progress, workers)
-    cubins = {key: inspected.sha256 for key, inspected in ran.items()}
+    machine_code = {key: inspected.code_sha256 for key, inspected in ran.items()}
     evidence = Evidence(
         source=LIVE,
         host=host,
         cases=compared,
         checks=checks,
-        cubins=cubins,
-        compiled={key: inspected.sha256 for key, inspected in source.items()},
+        machine_code=machine_code,
+        compiled={key: inspected.code_sha256 for key, inspected in source.items()},
         compiler=dsl_version(),
         findings={key: inspected.findings for key, inspected in ran.items()},
         trials=trials,
@@ -112,7 +112,7 @@ def from_gpu(
     recording = Recording(
         source=KERNEL,
         host=host,
-        cubins=cubins,
+        machine_code=machine_code,
         cases=tuple(recorded(case, outputs[case.name]) for case in cases),
         checks=tuple(checks.values()),
         arrays={k: v for case in cases for k, v in arrays_of(case, outputs[case.name]).items()},
@@ -127,7 +127,7 @@ def from_recording(
     *,
     workers: int | None = None,
 ) -> Evidence:
-    """Hold a recording against the reference, and today's source against its cubins."""
+    """Hold a recording against the reference, and today's source against its machine_code."""
     paired, stale = split_stale(cases, recording)
     progress.start("reference", sum(case.tiles for case, _ in paired))
     assessed = assess_all(
@@ -142,7 +142,7 @@ def from_recording(
         for case, record in paired
     )
     trials = _try_all(compared, recording.host.arch, progress, workers)
-    needed = sorted({case.signature.key for case in cases} & set(recording.cubins))
+    needed = sorted({case.signature.key for case in cases} & set(recording.machine_code))
     source, notes = _inspect_source(
         map(signature_of, needed), recording.host.arch, progress, workers
     )
@@ -151,8 +151,8 @@ def from_recording(
         host=recording.host,
         cases=compared,
         checks={check.name: check for check in recording.checks},
-        cubins={key: recording.cubins[key] for key in needed},
-        compiled={key: inspected.sha256 for key, inspected in source.items()},
+        machine_code={key: recording.machine_code[key] for key in needed},
+        compiled={key: inspected.code_sha256 for key, inspected in source.items()},
         compiler=dsl_version(),
         findings={key: inspected.findings for key, inspected in source.items()},
         trials=trials,
@@ -171,8 +171,8 @@ def from_nothing(
         host=None,
         cases=(),
         checks={},
-        cubins={},
-        compiled={key: inspected.sha256 for key, inspected in source.items()},
+        machine_code={},
+        compiled={key: inspected.code_sha256 for key, inspected in source.items()},
         compiler=dsl_version(),
         findings={key: inspected.findings for key, inspected in source.items()},
         notes=notes,
@@ -180,11 +180,13 @@ def from_nothing(
 
 
 def pushed(progress: Progress, *, workers: int | None = None) -> Pushed:
-    """Push mode, from the recordings of it that come with the package, and today's cubins."""
+    """Push mode, from the recordings of it that come with the package, and today's machine_code."""
     progress.start("push", falsify.jobs())
     push = recorded_push(workers=workers, advance=lambda: progress.advance("push"))
     arch = next(iter(push.recordings.values())).host.arch
-    wanted = sorted({record.sizes_of(key) for r in push.recordings.values() for key in r.cubins})
+    wanted = sorted(
+        {record.sizes_of(key) for r in push.recordings.values() for key in r.machine_code}
+    )
     progress.start("compile push", len(wanted))
     compiled: dict[str, str] = {}
     notes: tuple[str, ...] = ()
@@ -212,12 +214,14 @@ def guarded_caches(schedule: str) -> guarded.GuardedRecording:
 
 
 def compile_step(batch: int, owner_heads: int, ranks: int, width: int, arch: str) -> dict[str, str]:
-    """The SHA-256 of a step's cubins, by kernel and sizes."""
+    """The SHA-256 of a step's machine_code, by kernel and sizes."""
     from sparse_mla_kernel import MailboxLayout, cross_compile_step
 
     box = MailboxLayout(owner_heads * ranks, owner_heads, ranks, batch)
     step = cross_compile_step(batch, width, box, arch)
-    return {record.key_of(n, batch, owner_heads, ranks, width): a.sha256 for n, a in step.items()}
+    return {
+        record.key_of(n, batch, owner_heads, ranks, width): a.code_sha256 for n, a in step.items()
+    }
 
 
 def _try_all(
@@ -272,7 +276,7 @@ def cross_compiled(signature: Signature, arch: str) -> Hashed:
 
 @dataclass(frozen=True)
 class Inspected:
-    """A cubin's SHA-256, what the structural checks found, and what kept any from being made."""
+    """A kernel's machine-code hash, what the structural checks found, and what kept any from being made."""
 
     sha256: str
     findings: Mapping[str, Finding]
@@ -287,7 +291,7 @@ def inspect(artifact: Hashed) -> Inspected:
             findings[name] = check(code)
         except (FileNotFoundError, RuntimeError) as missing:  # no disassembler, or an old one
             notes.add(str(missing))
-    return Inspected(artifact.sha256, findings, tuple(sorted(notes)))
+    return Inspected(artifact.code_sha256, findings, tuple(sorted(notes)))
 
 
 def _compile_and_inspect(signature: Signature, arch: str) -> Inspected:

@@ -91,7 +91,7 @@ class Pushed:
     """What push mode's recordings, by file name, and today's sources say; a GPU is never asked."""
 
     recordings: Mapping[str, PushRecording]
-    compiled: Mapping[str, str]  # kernel and sizes -> SHA-256 of today's cubin
+    compiled: Mapping[str, str]  # kernel and sizes -> hash of today's machine code
     trials: Mapping[str, Trial]  # by counterfactual
     notes: tuple[str, ...] = ()
 
@@ -104,7 +104,7 @@ class Evidence:
     host: Host | None
     cases: tuple[CaseEvidence, ...]
     checks: Mapping[str, Check]
-    cubins: Mapping[str, str]  # signature -> SHA-256 of what ran
+    machine_code: Mapping[str, str]  # signature -> SHA-256 of what ran
     compiled: Mapping[str, str] = field(default_factory=dict)  # the same of today's source
     compiler: str = ""  # the DSL's version here
     findings: Mapping[str, Mapping[str, Finding]] = field(default_factory=dict)  # by signature

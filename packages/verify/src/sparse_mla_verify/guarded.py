@@ -204,11 +204,11 @@ class GivenRow:
 
 @dataclass(frozen=True)
 class GuardedRecording:
-    """All of a run; `cubins` by signature."""
+    """All of a run; `machine_code` by signature."""
 
     host: Host
     layout: Layout
-    cubins: Mapping[str, str]
+    machine_code: Mapping[str, str]
     runs: tuple[GuardedRun, ...]
     given_rows: tuple[GivenRow, ...]
     schema: int = SCHEMA
@@ -219,7 +219,7 @@ class GuardedRecording:
         keys = {run.signature for run in runs}
         return replace(
             self,
-            cubins={key: sha for key, sha in self.cubins.items() if key in keys},
+            machine_code={key: sha for key, sha in self.machine_code.items() if key in keys},
             runs=runs,
             given_rows=tuple(row for row in self.given_rows if row.schedule == schedule),
         )
@@ -237,7 +237,7 @@ def load(path: Path) -> GuardedRecording:
     return GuardedRecording(
         Host(**plain["host"]),
         Layout(**plain["layout"]),
-        plain["cubins"],
+        plain["machine_code"],
         tuple(GuardedRun(**{**r, "digests": tuple(r["digests"])}) for r in plain["runs"]),
         tuple(GivenRow(**r) for r in plain["given_rows"]),
     )
@@ -270,7 +270,12 @@ def trial(schedule: str, given: int | None, folder: Path) -> None:
 
     cache, layout = _mapped()
     names = list(SHAPES)
-    found: dict[str, Any] = {"layout": asdict(layout), "given_rows": [], "cubins": {}, "runs": []}
+    found: dict[str, Any] = {
+        "layout": asdict(layout),
+        "given_rows": [],
+        "machine_code": {},
+        "runs": [],
+    }
     if given is not None:
         name = names[OUTSIDE.index(given) % len(names)]
         found["given_rows"].append(asdict(_given_row(cache, guarded_case(name, schedule), given)))
@@ -281,7 +286,7 @@ def trial(schedule: str, given: int | None, folder: Path) -> None:
             found["given_rows"].append(asdict(_given_row(cache, case, id_)))
         for name in names:
             case = guarded_case(name, schedule)
-            found["cubins"][case.signature.key], runs = _runs(cache, case, folder)
+            found["machine_code"][case.signature.key], runs = _runs(cache, case, folder)
             found["runs"] += map(asdict, runs)
             if runs[-1].error:
                 break
@@ -315,7 +320,7 @@ def _given_row(cache: Any, case: Case, id_: int) -> GivenRow:
 
 
 def _runs(cache: Any, case: Case, folder: Path) -> tuple[str, list[GuardedRun]]:
-    """A case as it is, and with rows that no list names: the cubin's SHA-256 and the runs.
+    """A case as it is, and with rows that no list names: the machine code's hash and the runs.
 
     The bits go to the folder. Nothing runs after an error.
     """
@@ -325,7 +330,7 @@ def _runs(cache: Any, case: Case, folder: Path) -> tuple[str, list[GuardedRun]]:
 
     inputs = Inputs(case)
     cache.tensor(ROWS, COLUMNS).copy_(inputs.kv)
-    sha256, runs = inputs.kernel.artifact.sha256, []
+    sha256, runs = inputs.kernel.artifact.code_sha256, []
     for given, told, length in (
         (OUTSIDE_CACHE, case, ROWS),
         (UNNAMED, unnamed(case), ROWS + MORE_ROWS),
@@ -426,16 +431,16 @@ def _gathered(
         latent, lse = zip(*(row.result() for row in rows), strict=True)
         expected[key] = np.concatenate(latent), np.concatenate(lse)
     runs: list[GuardedRun] = []
-    cubins: dict[str, str] = {}
+    machine_code: dict[str, str] = {}
     for k, one in enumerate(found):
-        cubins |= one["cubins"]
+        machine_code |= one["machine_code"]
         for plain in one["runs"]:
             run = GuardedRun(**plain)
             wanted = expected[run.schedule, run.case]
             runs.append(run if run.error else _compared(run, folder / str(k), wanted))
     layout = min((Layout(**one["layout"]) for one in found), key=lambda reserved: reserved.before)
     given = tuple(GivenRow(**row) for one in found for row in one["given_rows"])
-    return GuardedRecording(Host(**found[0]["host"]), layout, cubins, tuple(runs), given)
+    return GuardedRecording(Host(**found[0]["host"]), layout, machine_code, tuple(runs), given)
 
 
 def _compared(run: GuardedRun, folder: Path, expected: Bits) -> GuardedRun:
@@ -497,7 +502,7 @@ def holds(recording: GuardedRecording) -> bool:
 
 
 def stale(recording: GuardedRecording) -> list[str]:
-    """What is not of today's cases: the mapped range, inputs, sizes, cubins. It decides nothing."""
+    """What is not of today's cases: the mapped range, inputs, sizes, machine_code. It decides nothing."""
     layout, found = recording.layout, []
     if (layout.rows, layout.mapped) != (ROWS, MAPPED):
         found.append(f"a cache of {layout.rows} rows, {layout.mapped} bytes mapped")
@@ -510,8 +515,11 @@ def stale(recording: GuardedRecording) -> list[str]:
         case = told(run)
         size = case.batch * case.heads * (LATENT + 1)
         of_today = run.signature, run.inputs
-        if of_today != (case.signature.key, case.digest()) or run.signature not in recording.cubins:
-            found.append(f"{run.case}, {run.given}: other inputs, or another cubin's")
+        if (
+            of_today != (case.signature.key, case.digest())
+            or run.signature not in recording.machine_code
+        ):
+            found.append(f"{run.case}, {run.given}: other inputs, or other machine code")
         elif not run.error and (run.elements, len(run.digests)) != (size, case.batch):
             found.append(f"{run.case}, {run.given}: {run.elements} elements, not {size}")
     return found

@@ -1,8 +1,8 @@
 """Recordings of GPU runs: JSON with digests of all results, and an npz with some of their bits.
 
-A recording ties three things together: the inputs (a digest per case), the code (the SHA-256 of
-the cubin per signature) and the outputs (a digest per row and head tile of the latents; all of the
-LSE). A machine with no GPU can then check that today's source compiles to that cubin and that the
+A recording ties three things together: the inputs (a digest per case), the code (the hash
+of the machine code per signature) and the outputs (a digest per row and head tile of the latents; all of the
+LSE). A machine with no GPU can then check that today's source compiles to that code and that the
 reference gives those bits.
 """
 
@@ -107,7 +107,7 @@ class Recording:
 
     source: str
     host: Host
-    cubins: Mapping[str, str]  # signature -> SHA-256
+    machine_code: Mapping[str, str]  # signature -> SHA-256
     cases: tuple[RecordedCase, ...]
     checks: tuple[Check, ...]
     outcomes: tuple[Outcome, ...] = ()
@@ -116,7 +116,7 @@ class Recording:
 
     def signatures(self) -> tuple[Signature, ...]:
         """The signatures that were compiled."""
-        return tuple(signature_of(key) for key in self.cubins)
+        return tuple(signature_of(key) for key in self.machine_code)
 
     def save(self, path: Path) -> None:
         """Write `path` (JSON) and, beside it, the arrays (npz of the same stem)."""
@@ -127,7 +127,7 @@ class Recording:
             "source": self.source,
             "host": asdict(self.host),
             "arrays_sha256": hashlib.sha256(arrays.read_bytes()).hexdigest(),
-            "cubins": dict(self.cubins),
+            "machine_code": dict(self.machine_code),
             "outcomes": [asdict(outcome) for outcome in self.outcomes],
             "checks": [asdict(check) for check in self.checks],
             "cases": [asdict(case) for case in self.cases],
@@ -165,14 +165,14 @@ def _from_plain(plain: Mapping[str, Any], path: Path) -> Recording:
     checks = tuple(Check(**c) for c in plain["checks"])
     outcomes = tuple(Outcome(**o) for o in plain.get("outcomes", ()))
     host = Host(**plain["host"])
-    return Recording(plain["source"], host, plain["cubins"], cases, checks, outcomes, arrays)
+    return Recording(plain["source"], host, plain["machine_code"], cases, checks, outcomes, arrays)
 
 
 def _lacking(recording: Recording) -> str:
     """What of a recording isn't as its signatures say; "" for nothing."""
     if recording.host.arch not in ARCHITECTURES:
         return f"arch is {recording.host.arch}, not one of {', '.join(ARCHITECTURES)}"
-    for key in recording.cubins:
+    for key in recording.machine_code:
         signature_of(key)
     for record in recording.cases:
         signature = signature_of(record.signature)

@@ -218,7 +218,7 @@ def plain(
         "trials": [asdict(trial) for trial in evidence.trials.values()],
         "families": [asdict(f) for f in family_figures(evidence)],
         "attribution": [asdict(a) for a in attributed],
-        "cubins": dict(evidence.cubins),
+        "machine_code": dict(evidence.machine_code),
         "notes": list(evidence.notes),
     }
 

@@ -51,7 +51,7 @@ def main() -> int:
     for schedule in REFERENCE:
         for case in short_cases(schedule):
             runner(case, *poisoned(case, "NaN"))
-            cubin = runner.artifacts[case.signature.key].sha256
+            cubin = runner.artifacts[case.signature.key].code_sha256
             print(f"{schedule}, {case.name}: {case.tiles} tiles ran of {cubin}", flush=True)
     return 0
 

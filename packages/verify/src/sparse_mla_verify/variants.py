@@ -50,7 +50,7 @@ class Variant:
 VARIANTS = (
     Variant(
         "P scaled to 447",
-        "softmax.py",
+        "kernels/base/softmax.py",
         "math.log2(448.0)",
         "math.log2(447.0)",
         "p-scale-447",
@@ -58,7 +58,7 @@ VARIANTS = (
     ),
     Variant(
         "P scaled to 256",
-        "softmax.py",
+        "kernels/base/softmax.py",
         "math.log2(448.0)",
         "math.log2(256.0)",
         "p-scale-256",
@@ -66,7 +66,7 @@ VARIANTS = (
     ),
     Variant(
         "P truncated to E4M3's three fraction bits",
-        "softmax.py",
+        "kernels/base/softmax.py",
         "store_fp8_pair_shared(p_address, rP[0], rP[1])",
         "store_fp8_pair_shared(p_address, *[_cut(rP[i]) for i in range(2)])",
         "",
@@ -74,7 +74,7 @@ VARIANTS = (
     ),
     Variant(
         "sum of the quantised P",
-        "softmax.py",
+        "kernels/base/softmax.py",
         "total = add_rn(rP[0], rP[1])  #",
         "total = add_rn(_quantised(rP[0]), _quantised(rP[1]))  #",
         "sum-quantised",
@@ -82,7 +82,7 @@ VARIANTS = (
     ),
     Variant(
         "BF16 partials",
-        "merge.py",
+        "kernels/base/merge.py",
         "*[rAcc[2 * half + i, tile] for tile in range(PV_TILES)]",
         "*[_as_bf16(rAcc[2 * half + i, tile]) for tile in range(PV_TILES)]",
         "partials-bf16",
@@ -90,7 +90,7 @@ VARIANTS = (
     ),
     Variant(
         "base-2 LSE",
-        "lse.py",
+        "arithmetic/finish.py",
         "math.log(2.0)",
         "1.0",
         "lse-base-2",
@@ -98,7 +98,7 @@ VARIANTS = (
     ),
     Variant(
         "one key too few",
-        "gather.py",
+        "kernels/base/gather.py",
         "return begin, cutlass.min(n, begin + per)",
         "return begin, cutlass.max(begin, cutlass.min(n, begin + per) - 1)",
         "",

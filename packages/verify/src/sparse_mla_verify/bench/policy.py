@@ -1,4 +1,4 @@
-"""The tables of `sparse_mla_kernel.policy`, from a run."""
+"""The tables of `sparse_mla_kernel.host.policy`, from a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def chosen_by(table: str | None) -> Pick:
 
     Needs the kernel's package. Raises ValueError for a malformed table.
     """
-    from sparse_mla_kernel import policy
+    from sparse_mla_kernel.host import policy
 
     if table is not None:
         policy.parse_schedules(table)

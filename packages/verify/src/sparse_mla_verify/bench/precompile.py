@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 
-from sparse_mla_kernel import Schedule, cache, precompile_sparse
+from sparse_mla_kernel import Schedule, precompile_sparse
+from sparse_mla_kernel.host import cache
 from sparse_mla_verify.bench.grid import Point
 from sparse_mla_verify.pool import spread
 

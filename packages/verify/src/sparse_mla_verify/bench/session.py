@@ -180,7 +180,7 @@ def about_run(bench: Bench, options: argparse.Namespace, seconds: float) -> dict
         "command": options.said,
         "seconds": round(seconds, 1),
         "schedules": {name: dataclasses.asdict(i.schedule) for name, i in ours.items()},
-        "cubin_sha256": {name: dict(i.cubins) for name, i in ours.items()},
+        "machine_code": {name: dict(i.machine_code) for name, i in ours.items()},
         "versions": {**host, "flashmla": peers[0].source if peers else None},
         "clocks": machine.query(machine.FIELDS, machine.own_gpu()),
         "method": about_method(bench, options.cache),

@@ -266,7 +266,7 @@ def measure(folder: Path, out: Path, said: str) -> int:
         "launches": SETS,
         "launches_read": _MIDDLE,
         "width": WIDTH,
-        "cubin_sha256": {name: dict(kernel.cubins) for name, kernel in kernels.items()},
+        "machine_code": {name: dict(kernel.machine_code) for name, kernel in kernels.items()},
         "versions": host,
     }
     save(out, plain, results)
@@ -309,7 +309,7 @@ def _measure_point(kernel: Any, point: Point, timer: Any, pool: Any) -> Staged:
 
 def cta_heads(schedule: Schedule, point: Point) -> int:
     """Heads of a CTA."""
-    from sparse_mla_kernel.low_latency.decode import tiles_of
+    from sparse_mla_kernel.kernels.low_latency.decode import tiles_of
     from sparse_mla_kernel.schedule import TILE_HEADS
 
     if schedule.mma == "f16":

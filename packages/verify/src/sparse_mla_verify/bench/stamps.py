@@ -50,7 +50,7 @@ from cutlass import Float32, Int32, Uint32, cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-from sparse_mla_kernel.primitives import store_global_b32x2
+from sparse_mla_kernel.ptx.global_memory import store_global_b32x2
 
 LAST = {WORDS}  # the last reading, after all that is written
 
@@ -111,9 +111,9 @@ def store_laps(rT: cute.Tensor, mLatent: cute.Tensor, row: Int32, head: Int32, c
 '''
 _IMPORT = "\n\nfrom sparse_mla_kernel.laps import first_lap, lap, store_laps\n"
 
-BASE_FILE = "decode.py"
-GATHER_FILE = "gather.py"
-LOW_FILE = "low_latency/decode.py"
+BASE_FILE = "kernels/base/decode.py"
+GATHER_FILE = "kernels/base/gather.py"
+LOW_FILE = "kernels/low_latency/decode.py"
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,9 @@ class CudaDevice:
         return host()
 
     def prepare(self, name: str) -> str:
-        """Compile and load an operation; the SHA-256 of its cubin."""
+        """Compile and load an operation; the hash of its machine code."""
         self._launches[name], artifact = kernels.build(name)
-        return artifact.sha256
+        return artifact.code_sha256
 
     def hashes(self, name: str) -> NDArray[np.uint64]:
         """A sweep's hash of every head [512], computed on the GPU."""

@@ -18,22 +18,12 @@ from cutlass.memory import SmemAllocator
 from cutlass.runtime import make_fake_stream
 
 from sparse_mla_kernel import Artifact
-from sparse_mla_kernel.primitives import (
-    add_rn,
-    as_b32,
-    as_f32,
-    cvt_bf16x2,
-    cvt_e4m3x2,
-    div_rn,
-    ex2_approx_ftz,
-    fence_proxy_async_shared,
-    fma_rn,
-    load_global_b32x4,
-    mma_e4m3,
-    mul_rn,
-    prmt,
-    store_shared_b32x4,
-)
+from sparse_mla_kernel.ptx.convert import as_b32, as_f32, cvt_bf16x2, cvt_e4m3x2, prmt
+from sparse_mla_kernel.ptx.copy import fence_proxy_async_shared
+from sparse_mla_kernel.ptx.global_memory import load_global_b32x4
+from sparse_mla_kernel.ptx.math import add_rn, div_rn, ex2_approx_ftz, fma_rn, mul_rn
+from sparse_mla_kernel.ptx.mma import mma_e4m3
+from sparse_mla_kernel.ptx.shared_memory import store_shared_b32x4
 from sparse_mla_verify.hardware.arithmetic import OPERATIONS
 from sparse_mla_verify.hardware.families import SIDE
 from sparse_mla_verify.hardware.instructions import INSTRUCTIONS, STEP_BYTES

@@ -58,7 +58,7 @@ class Part:
 class Compared:
     """An operation: its model against the GPU.
 
-    `tables` is the SHA-256 of the model's constants (`tables_hash`), `cubin` that of the machine
+    `tables` is the SHA-256 of the model's constants (`tables_hash`), `machine_code` that of the machine
     code, `seconds` the wall time until it was compared.
     """
 
@@ -66,7 +66,7 @@ class Compared:
     group: str
     instruction: str
     tables: str
-    cubin: str
+    machine_code: str
     seconds: float
     parts: tuple[Part, ...]
 
@@ -136,7 +136,7 @@ def _compared(plain: dict[str, Any]) -> Compared:
         Part(**{**part, "examples": tuple(Example(**e) for e in part["examples"])})
         for part in plain["parts"]
     )
-    keys = ("name", "group", "instruction", "tables", "cubin", "seconds")
+    keys = ("name", "group", "instruction", "tables", "machine_code", "seconds")
     return Compared(**{key: plain[key] for key in keys}, parts=parts)
 
 

@@ -90,7 +90,7 @@ class Session:
     heads: Sequence[int] = range(HEADS)
     chunks: int | None = None
     _start: float = field(default_factory=time.monotonic)
-    _cubins: dict[str, str] = field(default_factory=dict)
+    _machine_code: dict[str, str] = field(default_factory=dict)
     _failed: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -133,7 +133,7 @@ class Session:
             group=group_of(name),
             instruction=instruction_of(name),
             tables=tables,
-            cubin=self._cubins.get(name, ""),
+            machine_code=self._machine_code.get(name, ""),
             seconds=round(self.seconds, 1),
             parts=parts,
         )
@@ -144,7 +144,7 @@ class Session:
         self.progress.start("device", len(self.names))
         for name in self.names:
             try:
-                self._cubins[name] = self.device.prepare(name)
+                self._machine_code[name] = self.device.prepare(name)
                 if name in SWEEPS:
                     hashes[name] = self.device.hashes(name)
             except Exception as error:

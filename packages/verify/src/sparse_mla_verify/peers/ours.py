@@ -19,13 +19,13 @@ class Sparse:
     def __init__(self, name: str, schedule: Schedule) -> None:
         self.name = name
         self.schedule = schedule
-        self.cubins: dict[str, str] = {}  # signature -> SHA-256
+        self.machine_code: dict[str, str] = {}  # signature -> SHA-256
 
     def kernel(self, rows: int, heads: int, width: int, device: torch.device) -> CompiledSparse:
         """The kernel for a batch shape, of a mailbox of as many rows and heads."""
         signature = Signature(rows, heads, heads, width, rows)
         kernel = compile_sparse(rows, heads, heads, width, rows, device, schedule=self.schedule)
-        self.cubins[signature.key] = kernel.artifact.sha256
+        self.machine_code[signature.key] = kernel.artifact.code_sha256
         return kernel
 
     def prepare(self, work: Workload) -> Prepared:

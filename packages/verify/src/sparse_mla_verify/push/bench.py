@@ -11,9 +11,9 @@ from sparse_mla_kernel import (
     DcpMailbox,
     compile_dcp,
     compile_sparse,
-    exchange_query,
-    merge_partials,
+    owner_merge,
     push_decode,
+    query_exchange,
     run_dcp,
 )
 from sparse_mla_verify.push.baselines import (
@@ -201,14 +201,14 @@ def emulated_timings(ranks: int) -> list[Timing]:
     def stages(count: int) -> Call:
         def call(k: int) -> None:
             for m, g in zip(boxes, given, strict=True):
-                exchange_query(kernels, m, g.query)
+                query_exchange(kernels, m, g.query)
             for m, g in zip(boxes, given, strict=True):
                 if count > 1:
                     keys = (g.kv, g.rows[k % LISTS], g.valid)
                     push_decode(kernels, m, *keys, SCALE_LOG2, OUT_SCALE)
             for m, o in zip(boxes, outs, strict=True):
                 if count > 2:
-                    merge_partials(kernels, m, o.latent, o.lse)
+                    owner_merge(kernels, m, o.latent, o.lse)
 
         return call
 

@@ -245,24 +245,18 @@ def _lose(group: "Group", inputs: "list[RankInputs]", stage: "Stage") -> list[st
     """Rank 0 runs a step in which the last rank leaves a stage out; what was wrong about it."""
     import torch
 
-    from sparse_mla_kernel import (
-        PeerTimeoutError,
-        Stage,
-        exchange_query,
-        merge_partials,
-        push_decode,
-    )
+    from sparse_mla_kernel import PeerTimeoutError, Stage, owner_merge, push_decode, query_exchange
 
     kernels, boxes, outputs = group.kernels, group.mailboxes, group.outputs()
     lost = len(boxes) - 1
     senders = range(lost if stage is Stage.QUERY else lost + 1)
     for r in senders:
-        exchange_query(kernels, boxes[r], inputs[r].query)
+        query_exchange(kernels, boxes[r], inputs[r].query)
     torch.cuda.synchronize()
     began = time.perf_counter()
     for r in range(1 if stage is Stage.QUERY else lost):
         push_decode(kernels, boxes[r], *inputs[r].keys, *inputs[r].scales)
-    merge_partials(kernels, boxes[0], outputs[0].latent, outputs[0].lse)
+    owner_merge(kernels, boxes[0], outputs[0].latent, outputs[0].lse)
     torch.cuda.synchronize()
     took = time.perf_counter() - began
     print(f"  lost {stage.name.lower()}: noticed after {took:.4f} s", flush=True)
@@ -277,7 +271,7 @@ def _lose(group: "Group", inputs: "list[RankInputs]", stage: "Stage") -> list[st
         if (error.rank, error.stage, error.waiting) != (lost, stage, 0):
             wrong.append(str(error))
     try:
-        exchange_query(kernels, boxes[0], inputs[0].query)
+        query_exchange(kernels, boxes[0], inputs[0].query)
         wrong.append("a step was launched after the loss")
     except PeerTimeoutError:
         pass
@@ -324,7 +318,7 @@ def sanitize() -> None:
         print(f"D={ranks}: 3 steps, {group.unarmed()} words left", flush=True)
 
 
-def cubins_of(ranks: Sequence[int]) -> dict[str, str]:
+def machine_code_of(ranks: Sequence[int]) -> dict[str, str]:
     """The kernels that the steps ran with."""
     from sparse_mla_kernel import MailboxLayout, compile_step
     from sparse_mla_kernel.checks import resolve_device
@@ -388,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{t.name}: {t.us:.2f} us a rank ({t.mode})", flush=True)
     if given.out:
         machine = replace(host(), gpu_count=1)
-        PushRecording(machine, cubins_of(given.ranks), tuple(checks), tuple(timings)).save(
+        PushRecording(machine, machine_code_of(given.ranks), tuple(checks), tuple(timings)).save(
             given.out
         )
     failed = [check.name for check in checks if not check.same]

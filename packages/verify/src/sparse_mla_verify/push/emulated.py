@@ -12,9 +12,9 @@ from sparse_mla_kernel import (
     DcpMailbox,
     MailboxLayout,
     compile_dcp,
-    exchange_query,
-    merge_partials,
+    owner_merge,
     push_decode,
+    query_exchange,
     run_dcp,
 )
 from sparse_mla_verify.compare import Comparison, compare_bits
@@ -121,12 +121,12 @@ class Group:
         """One step of every rank on the current stream, stage by stage, ranks in `order`."""
         turns = range(len(self.mailboxes)) if order is None else order
         for r in turns:
-            exchange_query(self.kernels, self.mailboxes[r], inputs[r].query)
+            query_exchange(self.kernels, self.mailboxes[r], inputs[r].query)
         for r in turns:
             mailbox, given = self.mailboxes[r], inputs[r]
             push_decode(self.kernels, mailbox, *given.keys, *given.scales)
         for r in turns:
-            merge_partials(self.kernels, self.mailboxes[r], outputs[r].latent, outputs[r].lse)
+            owner_merge(self.kernels, self.mailboxes[r], outputs[r].latent, outputs[r].lse)
 
     def step_side_by_side(
         self,

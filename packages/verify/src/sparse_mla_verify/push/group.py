@@ -215,7 +215,7 @@ class Worker:
         """The last rank leaves a step out, then half of one; the others say so, and recover."""
         import torch
 
-        from sparse_mla_kernel import DcpMailbox, PeerTimeoutError, Stage, exchange_query
+        from sparse_mla_kernel import DcpMailbox, PeerTimeoutError, Stage, query_exchange
         from sparse_mla_verify.push.emulated import RankOutputs
 
         job, lost = self.job, self.job.ranks - 1
@@ -230,7 +230,7 @@ class Worker:
             began = time.perf_counter()
             if self.rank == lost:
                 if stage is Stage.PARTIAL:
-                    exchange_query(self.kernels, mailbox, self.inputs[0].query)
+                    query_exchange(self.kernels, mailbox, self.inputs[0].query)
                 time.sleep(2 * LOST_TIMEOUT_S)
             else:
                 self.step(mailbox, self.inputs[0], outputs.latent, outputs.lse)
@@ -328,7 +328,7 @@ def work(job: Job, rank: int) -> None:
     checks, timings = worker.run()
     plain = {
         "host": asdict(replace(host(), gpu_count=job.ranks)),
-        "cubins": artifacts_of(worker.kernels, BATCH, job.owner_heads, job.ranks, WIDTH),
+        "machine_code": artifacts_of(worker.kernels, BATCH, job.owner_heads, job.ranks, WIDTH),
         "checks": [asdict(c) for c in checks],
         "timings": [asdict(t) for t in timings],
     }
@@ -355,7 +355,7 @@ def collect(job: Job) -> PushRecording:
         )
     timings = [Timing(**{**t, "runs_us": tuple(t["runs_us"])}) for t in found[0]["timings"]]
     return PushRecording(
-        Host(**found[0]["host"]), found[0]["cubins"], tuple(checks), tuple(timings)
+        Host(**found[0]["host"]), found[0]["machine_code"], tuple(checks), tuple(timings)
     )
 
 

@@ -28,14 +28,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class PushRecording:
-    """One run: the machine, the cubins by kernel (SHA-256), the checks and the timings.
+    """One run: the machine, the hash of each kernel's machine code, the checks and the timings.
 
-    `host.gpu_count` is how many GPUs took part. A name in `cubins` is the kernel's, then the sizes
+    `host.gpu_count` is how many GPUs took part. A name in `machine_code` is the kernel's, then the sizes
     that it was compiled for.
     """
 
     host: Host
-    cubins: Mapping[str, str]
+    machine_code: Mapping[str, str]
     checks: tuple[Check, ...]
     timings: tuple[Timing, ...]
     schema: int = SCHEMA
@@ -52,7 +52,7 @@ def load(path: Path) -> PushRecording:
         raise ValueError(f"path: {path} is no push recording of schema {SCHEMA}")
     return PushRecording(
         Host(**plain["host"]),
-        plain["cubins"],
+        plain["machine_code"],
         tuple(Check(**c) for c in plain["checks"]),
         tuple(Timing(**{**t, "runs_us": tuple(t["runs_us"])}) for t in plain["timings"]),
     )
@@ -60,7 +60,7 @@ def load(path: Path) -> PushRecording:
 
 class _Artifact(Protocol):
     @property
-    def sha256(self) -> str: ...
+    def code_sha256(self) -> str: ...
 
 
 class _Kernels(Protocol):
@@ -71,20 +71,20 @@ class _Kernels(Protocol):
 def artifacts_of(
     kernels: _Kernels, batch: int, owner_heads: int, ranks: int, width: int
 ) -> dict[str, str]:
-    """The cubins of a compiled step, by kernel name and sizes."""
+    """The machine-code hashes of a compiled step, by kernel name and sizes."""
     sizes = (batch, owner_heads, ranks, width)
-    return {key_of(name, *sizes): a.sha256 for name, a in kernels.artifacts.items()}
+    return {key_of(name, *sizes): a.code_sha256 for name, a in kernels.artifacts.items()}
 
 
 def key_of(kernel: str, batch: int, owner_heads: int, ranks: int, width: int) -> str:
-    """The name of a cubin in a recording."""
+    """The name of a kernel in a recording."""
     return f"{kernel}-b{batch}-o{owner_heads}-d{ranks}-w{width}"
 
 
 def sizes_of(key: str) -> tuple[int, int, int, int]:
-    """Batch, owner heads, ranks and width of a cubin's name. Raises ValueError for another word."""
+    """Batch, owner heads, ranks and width of a kernel's name. Raises ValueError for another word."""
     match = re.fullmatch(r"\w+-b(\d+)-o(\d+)-d(\d+)-w(\d+)", key)
     if match is None:
-        raise ValueError(f"key: {key!r} is no cubin's name such as decode-b5-o48-d2-w16")
+        raise ValueError(f"key: {key!r} is no kernel's name such as push_decode-b5-o48-d2-w16")
     batch, owner_heads, ranks, width = map(int, match.groups())
     return batch, owner_heads, ranks, width

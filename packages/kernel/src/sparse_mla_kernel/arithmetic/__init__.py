@@ -1,0 +1,1 @@
+"""The contract's scalar steps, which all kernels share."""

@@ -1,0 +1,1 @@
+"""Decode context parallelism for PyTorch: a rank's mailbox, and the launches of a step."""

@@ -1,0 +1,1 @@
+"""The kernels, a folder each; the steps of a row have the same file names in every decode."""

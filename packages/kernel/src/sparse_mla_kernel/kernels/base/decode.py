@@ -1,0 +1,314 @@
+"""Sparse MLA decode: one cluster a (16 heads, row), one line a stage."""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import Float32, Int32, const_expr, cute
+from cutlass.memory import SmemAllocator
+
+from sparse_mla_kernel.arithmetic.finish import lse_log2, lse_nat, normalise
+from sparse_mla_kernel.checks import check_cap, check_geometry, check_push, check_schedule
+from sparse_mla_kernel.dcp.query_exchange import (
+    announce_lost,
+    rearm_query,
+    receive_query,
+    was_lost,
+)
+from sparse_mla_kernel.kernels.base.gather import gather_chunk, split_keys
+from sparse_mla_kernel.kernels.base.layout import PV_TILES, THREADS, shared_layout
+from sparse_mla_kernel.kernels.base.logits import scaled_logits
+from sparse_mla_kernel.kernels.base.merge import merge_columns, push_partial, weigh_partials
+from sparse_mla_kernel.kernels.base.partial import accumulate, rescale
+from sparse_mla_kernel.kernels.base.push import push_merged, slots_at_owner
+from sparse_mla_kernel.kernels.base.softmax import raise_max, raise_sum, store_p, store_warp_max
+from sparse_mla_kernel.mailbox.device import DeviceMailbox, read_parity
+from sparse_mla_kernel.mailbox.layout import MailboxLayout
+from sparse_mla_kernel.ptx.copy import mbarrier_arrive_expect_tx
+from sparse_mla_kernel.ptx.global_memory import store_global_b32x2
+from sparse_mla_kernel.ptx.shared_memory import store_shared_b32
+from sparse_mla_kernel.schedule import BASE, ROW_COLUMNS, TILE_HEADS, Schedule
+
+
+class SparseDcpDecode:
+    """The kernel for one batch shape. Its grid is ``(heads / 16 * split, batch, 1)``.
+
+    Args:
+        batch: Decode rows.
+        heads: Query heads that are used: a multiple of 16, at most ``padded``.
+        padded: Query heads that a row of ``query``, ``latent`` and ``lse`` has.
+        width: Row ids that a row's list holds.
+        push: ``(owner heads, ranks, cap)`` for push mode: the query comes out of a mailbox of so
+            many rows, and each merged row goes into the mailbox of the rank that owns the head.
+        schedule: Order of rounding.
+
+    Raises:
+        TypeError: An argument is of another type.
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        padded: int,
+        width: int,
+        push: tuple[int, int, int] | None = None,
+        *,
+        schedule: Schedule = BASE,
+    ) -> None:
+        check_geometry(batch, heads, padded, width)
+        check_schedule(schedule, "e4m3")
+        if push is not None:
+            check_push(push, heads, push[2])
+            check_cap(push[2], batch)
+        self.batch = batch
+        self.heads = heads
+        self.padded = padded
+        self.width = width
+        self.schedule = schedule
+        self.push = push
+        self.box = None if push is None else MailboxLayout(padded, *push)
+        self.layout = shared_layout(schedule, push=push is not None)
+
+    @cute.jit
+    def __call__(
+        self,
+        mQuery: cute.Tensor,
+        mKv: cute.Tensor,
+        mRows: cute.Tensor,
+        mValid: cute.Tensor,
+        mLatent: cute.Tensor,
+        mLse: cute.Tensor,
+        scale_log2: Float32,
+        out_scale: Float32,
+        stream: object,
+    ) -> None:
+        """Launch on ``stream``, as a programmatic dependent of what runs there.
+
+        Args:
+            mQuery: ``[cap, padded, 576]`` E4M3 bytes.
+            mKv: ``[N, 576]`` E4M3 bytes.
+            mRows: ``[>= batch, width]`` int32.
+            mValid: ``[>= batch]`` int32.
+            mLatent: ``[batch, padded, 512]`` BF16, out.
+            mLse: ``[batch, padded]`` f32, out.
+            scale_log2: Softmax scale x tensor scales x log2(e).
+            out_scale: The V scale.
+            stream: A DSL stream handle.
+        """
+        split = self.schedule.split
+        self.kernel(mQuery, mKv, mRows, mValid, mLatent, mLse, scale_log2, out_scale).launch(
+            grid=(self.heads // TILE_HEADS * split, self.batch, 1),
+            block=(THREADS, 1, 1),
+            cluster=(split, 1, 1),
+            stream=stream,
+            use_pdl=True,
+        )
+
+    @cute.jit
+    def launch_push(
+        self,
+        mKv: cute.Tensor,
+        mRows: cute.Tensor,
+        mValid: cute.Tensor,
+        scale_log2: Float32,
+        out_scale: Float32,
+        mail: DeviceMailbox,
+        stream: object,
+    ) -> None:
+        """Launch in push mode: query and result are in mailboxes, the other arguments as above.
+
+        Args:
+            mail: This rank's mailbox.
+        """
+        split = self.schedule.split
+        self.push_kernel(mKv, mRows, mValid, scale_log2, out_scale, mail).launch(
+            grid=(self.heads // TILE_HEADS * split, self.batch, 1),
+            block=(THREADS, 1, 1),
+            cluster=(split, 1, 1),
+            stream=stream,
+            use_pdl=True,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        mQuery: cute.Tensor,
+        mKv: cute.Tensor,
+        mRows: cute.Tensor,
+        mValid: cute.Tensor,
+        mLatent: cute.Tensor,
+        mLse: cute.Tensor,
+        scale_log2: Float32,
+        out_scale: Float32,
+    ) -> None:
+        """The entry of latent mode; arguments as above."""
+        self.attend(mQuery, mKv, mRows, mValid, mLatent, mLse, scale_log2, out_scale, None)
+
+    @cute.kernel
+    def push_kernel(
+        self,
+        mKv: cute.Tensor,
+        mRows: cute.Tensor,
+        mValid: cute.Tensor,
+        scale_log2: Float32,
+        out_scale: Float32,
+        mail: DeviceMailbox,
+    ) -> None:
+        """The entry of push mode; arguments as above."""
+        self.attend(None, mKv, mRows, mValid, None, None, scale_log2, out_scale, mail)
+
+    @cute.jit
+    def attend(
+        self,
+        mQuery: cute.Tensor | None,
+        mKv: cute.Tensor,
+        mRows: cute.Tensor,
+        mValid: cute.Tensor,
+        mLatent: cute.Tensor | None,
+        mLse: cute.Tensor | None,
+        scale_log2: Float32,
+        out_scale: Float32,
+        mail: DeviceMailbox | None,
+    ) -> None:
+        """What a CTA does, from the query bytes to its share of the row.
+
+        In latent mode ``mail`` is None, in push mode ``mQuery``, ``mLatent`` and ``mLse`` are.
+        """
+        layout = self.layout
+        split = self.schedule.split
+        chunk = self.schedule.chunk
+
+        # Roles
+        block, row, _ = cute.arch.block_idx()
+        tile = block // split
+        cta = cute.arch.block_idx_in_cluster()
+        warp = cute.arch.warp_idx()
+
+        # Barriers, before anything that a predecessor writes is read
+        storage = SmemAllocator().allocate_array(cutlass.Uint8, layout.size, byte_alignment=128)
+        smem = storage.toint()
+        self._init_barriers(storage)
+        cute.arch.cluster_arrive()
+
+        # Early launch
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
+        # Split
+        n = cutlass.max(cutlass.min(mValid[row], self.width), 0)
+        begin, end = split_keys(n, cta, split)
+        gIds = mRows[row, None]
+        gQuery = None
+        if const_expr(mail is None):
+            gQuery = cute.local_tile(mQuery, (1, TILE_HEADS, ROW_COLUMNS), (row, tile, 0))
+
+        # Push mode: the first chunk is on its way while the query is waited for
+        if const_expr(mail is not None):
+            parity = read_parity(mail)
+            payload_address, lse_address = slots_at_owner(
+                mail, parity, row, tile, cta, layout, self.box
+            )
+            if begin < end:
+                first_count = cutlass.min(end - begin, chunk)
+                gather_chunk(mKv, gIds, None, smem, begin, first_count, False, layout)
+            lost = receive_query(mail, parity, row, tile, smem, layout, self.box)
+            cute.arch.sync_threads()  # the query is whole
+            cute.arch.cluster_wait()  # every CTA's word of losses is there
+            announce_lost(lost, smem, layout)
+            # Relaxed: all that precedes it is loads whose words are already in shared memory.
+            cute.arch.cluster_arrive_relaxed()
+
+        # Chunks
+        rAcc = cute.make_rmem_tensor((4, PV_TILES), Float32)
+        rMax = cute.make_rmem_tensor(2, Float32)
+        rSum = cute.make_rmem_tensor(2, Float32)
+        rAlpha = cute.make_rmem_tensor(2, Float32)
+        rLogit = cute.make_rmem_tensor(4, Float32)
+        rAcc.fill(0.0)
+        rMax.fill(-Float32.inf)
+        rSum.fill(0.0)
+        rLogit.fill(0.0)
+        for c in cutlass.range((end - begin + (chunk - 1)) // chunk, unroll=1):
+            start = begin + c * chunk
+            count = cutlass.min(end - start, chunk)
+            if const_expr(mail is None):
+                gather_chunk(mKv, gIds, gQuery, smem, start, count, c == 0, layout)
+            else:
+                if c > 0:
+                    gather_chunk(mKv, gIds, None, smem, start, count, False, layout)
+            cute.arch.mbarrier_wait(storage + layout.gather_barrier, c % 2)
+            if warp < layout.logit_warps:
+                scaled_logits(rLogit, smem, count, scale_log2, layout)
+                store_warp_max(rLogit, smem, layout)
+            cute.arch.sync_threads()  # warp_max is whole
+            raise_max(rMax, rAlpha, smem, layout)
+            if warp < layout.logit_warps:
+                store_p(rLogit, rMax, smem, layout)
+            rescale(rAcc, rAlpha)
+            cute.arch.sync_threads()  # P and warp_sum are whole
+            raise_sum(rSum, rAlpha, smem, layout)
+            accumulate(rAcc, smem, count, layout)
+            cute.arch.sync_threads()  # the chunk's buffers are free
+
+        # Merge: every peer's barrier is armed once the cluster has met
+        cute.arch.cluster_wait()
+        push_partial(rAcc, rMax, rSum, smem, cta, layout)
+        if const_expr(mail is not None):
+            rearm_query(mail, parity, row, tile, cta, split, self.box)
+        cute.arch.mbarrier_wait(storage + layout.merge_barrier, 0)
+        if const_expr(mail is None):
+            self.merge(mLatent, mLse, smem, row, tile, cta, out_scale)
+        elif not was_lost(smem, layout):
+            push_merged(
+                mail, payload_address, lse_address, smem, tile, cta, out_scale, layout, self.box
+            )
+
+    @cute.jit
+    def _init_barriers(self, storage: cute.Pointer) -> None:
+        """The gather's counts a chunk's threads; the merge's is armed before any peer can push."""
+        t, _, _ = cute.arch.thread_idx()
+        if t == 0:
+            if const_expr(self.push is not None):
+                store_shared_b32(storage.toint() + self.layout.lost, Int32(0))
+            cute.arch.mbarrier_init(storage + self.layout.gather_barrier, self.schedule.chunk)
+            cute.arch.mbarrier_init(storage + self.layout.merge_barrier, 1)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        if t == 0:
+            mbarrier_arrive_expect_tx(
+                storage.toint() + self.layout.merge_barrier, Int32(self.layout.merge_bytes)
+            )
+
+    @cute.jit
+    def merge(
+        self,
+        mLatent: cute.Tensor,
+        mLse: cute.Tensor,
+        smem: Int32,
+        row: Int32,
+        tile: Int32,
+        cta: Int32,
+        out_scale: Float32,
+    ) -> None:
+        """Write this CTA's columns of the tile's 16 heads, and as CTA 0 the LSE.
+
+        A warp has a head; a lane four columns, of every 128 that the CTA owns. Nothing of the
+        cluster is read here but this CTA's own shared memory, so a CTA may exit before its peers.
+        """
+        layout = self.layout
+        lane = cute.arch.lane_idx()
+        warp = cute.arch.warp_idx()
+        head = tile * TILE_HEADS + warp
+        rWeight = cute.make_rmem_tensor(self.schedule.split, Float32)
+        rRow = cute.make_rmem_tensor(4, Float32)
+        top, total = weigh_partials(rWeight, smem, warp, layout)
+        for start in cutlass.range_constexpr(0, layout.cta_columns, 128):
+            column = start + 4 * lane
+            if column < layout.cta_columns:
+                merge_columns(rRow, rWeight, smem, warp, column, layout)
+                low, high = normalise(rRow, total, out_scale)
+                gOut = mLatent[row, head, None].iterator + (cta * layout.cta_columns + column)
+                store_global_b32x2(gOut.toint(), low, high)
+        if cta == 0 and lane == 0:
+            mLse[row, head] = lse_nat(lse_log2(top, total))

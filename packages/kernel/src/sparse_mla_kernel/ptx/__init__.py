@@ -1,0 +1,1 @@
+"""Inline PTX by kind, one instruction a function. Nothing here knows of attention."""
