@@ -6,7 +6,7 @@ import pytest
 def pytest_configure(config: pytest.Config) -> None:
     """Leave slow tests out unless the `-m` option names them.
 
-    `addopts` can't do this: pytest takes the last `-m`, so `-m "not compiler"` would run slow tests.
+    `addopts` can't do this: the last `-m` wins, so `-m "not compiler"` would run slow tests.
     """
     asked = config.option.markexpr
     if "slow" not in asked:
