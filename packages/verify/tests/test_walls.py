@@ -8,7 +8,7 @@ import pytest
 
 import sparse_mla_kernel.schedule as kernel_schedule
 import sparse_mla_reference.schedule as reference_schedule
-from sparse_mla_reference.tensor_core import SM90_E4M3
+from sparse_mla_reference.instructions.tensor_core import SM90_E4M3
 from sparse_mla_verify.inputs import cases
 
 FORBIDDEN = {

@@ -179,13 +179,13 @@ def test_a_recording_of_another_schedule_is_refused(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", ["figures", "attribute"])
-def test_a_recording_or_a_page_that_is_none_ends_with_2(command, tmp_path, capsys):
+@pytest.mark.parametrize("word", ["figures", "attribute"])
+def test_a_recording_or_a_page_that_is_none_ends_with_2(word, tmp_path, capsys):
     junk = tmp_path / "junk.json"
     junk.write_text("[]")
     for path in (junk, tmp_path / "none.json"):
-        assert command.main([command, "--recording", str(path)]) == 2
-    assert command.main([command, "--into", str(tmp_path / "none.md")]) == 2
+        assert command.main([word, "--recording", str(path)]) == 2
+    assert command.main([word, "--into", str(tmp_path / "none.md")]) == 2
     said = "".join(capsys.readouterr())
     assert said.count("recording: ") == 2
     assert "into: " in said

@@ -58,7 +58,7 @@ def test_kept_processes_are_the_same_for_all_work(monkeypatch):
 
 ENDS_AT_ONCE = """
 import os
-from sparse_mla_verify.pool import kept, spread
+from sparse_mla_verify.processes.workers import kept, spread
 if __name__ == "__main__":
     with kept(2):
         print(*{pid for _, pid in spread(os.getpid, [()] * 4, 2)}, flush=True)

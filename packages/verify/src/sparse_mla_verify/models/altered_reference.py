@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference import bf16, e4m3, e5m2, float32, minifloat, tensor_core
+from sparse_mla_reference.instructions.mma_models import SM90_BF16, SM90_F16, SM90_WGMMA_E4M3, Model
 from sparse_mla_reference.logits import logits
 from sparse_mla_reference.lse import LN_2
 from sparse_mla_reference.machine import Gpu, Ideal, Machine, Real
-from sparse_mla_reference.mma_models import SM90_BF16, SM90_F16, SM90_WGMMA_E4M3, Model
 from sparse_mla_reference.schedule import LATENT, Schedule
 from sparse_mla_reference.softmax import ordered_sum
 from sparse_mla_verify.inputs.cases import Case

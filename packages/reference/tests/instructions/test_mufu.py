@@ -17,9 +17,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from sparse_mla_reference import _mufu_tables, mufu
+from sparse_mla_reference import mufu
+from sparse_mla_reference.instructions import _mufu_tables
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 DATA = HERE / "data"
 FRACTIONS = np.arange(1 << 23, dtype=np.float64) / 2.0**23
 NAN, INF, ONE, MIN_NORMAL, MAX = 0x7FFFFFFF, 0x7F800000, 0x3F800000, 0x00800000, 0x7F7FFFFF

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference import minifloat
-from sparse_mla_reference.exact_product import product
-from sparse_mla_reference.minifloat import Format
-from sparse_mla_reference.mma_models import Model
+from sparse_mla_reference.formats import minifloat
+from sparse_mla_reference.formats.minifloat import Format
+from sparse_mla_reference.instructions.exact_product import product
+from sparse_mla_reference.instructions.mma_models import Model
 
 # Exponent of a zero term: below every real one, and two of them add up within int16.
 NO_EXPONENT = -10_000

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference.float32 import as_float32, canonical
-from sparse_mla_reference.fma import fma
+from sparse_mla_reference.instructions.float32 import as_float32, canonical
+from sparse_mla_reference.instructions.fma import fma
 
 # Horner coefficients of __nv_log2f, highest power first, as float32 bits.
 _LOG2_COEFFICIENTS = np.array(

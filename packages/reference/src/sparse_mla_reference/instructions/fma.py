@@ -14,7 +14,7 @@ bits suffices).
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sparse_mla_reference.float32 import as_float32, canonical, flush
+from sparse_mla_reference.instructions.float32 import as_float32, canonical, flush
 
 
 @np.errstate(all="ignore")

@@ -1,13 +1,19 @@
 """Narrow binary floating-point formats: one rounding from float32 or float64, by arithmetic.
 
-A cast of a float64 array by ``ml_dtypes`` goes through float32 and so rounds twice; the encoder
-here scales the value by a power of two (exact in float64) and rounds it once.
+A cast of a float64 array by ``ml_dtypes`` goes through float32 and so rounds twice; ``encode``
+scales the value by a power of two (exact in float64) and rounds it once.
+
+``E4M3``, ``E5M2``, ``FP16`` and ``BF16`` are the rows of one table; any other ``Format`` works too.
+The modules ``e4m3``, ``e5m2``, ``fp16`` and ``bf16`` give each row's functions a short name.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,9 +22,14 @@ Rounding = Literal["rn", "rz"]
 
 @dataclass(frozen=True)
 class Format:
-    """A sign, exponent and fraction format.
+    """A format of a sign, an exponent and a fraction, and how NVIDIA GPUs convert to it.
 
-    ``nan`` is the code that hardware converts write for any NaN, of either sign.
+    Attributes:
+        name: the format's name here.
+        exponent_bits: width of the exponent field.
+        fraction_bits: width of the fraction field.
+        has_infinity: whether the largest exponent field with fraction 0 means infinity.
+        nan: the code that the converts write for any NaN, of either sign.
     """
 
     name: str
@@ -36,6 +47,16 @@ class Format:
     def dtype(self) -> type[np.unsignedinteger[Any]]:
         """Unsigned integer type that holds one encoding."""
         return np.uint8 if self.bits == 8 else np.uint16
+
+    @property
+    def array(self) -> type[Any]:
+        """The numpy type whose elements are encodings of the format; ``dtype`` if there is none."""
+        return _ARRAYS.get(self.name, self.dtype)
+
+    @property
+    def saturates(self) -> bool:
+        """Whether the converts saturate: PTX has converts to FP8 with ``.satfinite`` alone."""
+        return self.bits == 8
 
     @property
     def bias(self) -> int:
@@ -57,6 +78,74 @@ class Format:
         """Code of the largest finite magnitude."""
         return self.infinity - 1 if self.has_infinity else self.nan - 1
 
+    def codes(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """View an array of encodings as unsigned integers, without a copy.
+
+        Args:
+            name: what an error calls the array.
+            array: array of ``dtype`` or of ``array``, any shape.
+
+        Raises:
+            TypeError: ``array`` has another dtype.
+        """
+        array = np.asarray(array)
+        if array.dtype not in (self.dtype, self.array):
+            named = f"{np.dtype(self.dtype)} or {np.dtype(self.array)}"
+            raise TypeError(f"{name} must be {named}, got {array.dtype}")
+        return array.view(self.dtype)
+
+    def encode(
+        self, x: NDArray[Any], *, rounding: Rounding = "rn", saturate: bool | None = None
+    ) -> NDArray[Any]:
+        """Round real values to the format, once; by default as the GPU's convert does it.
+
+        Args:
+            x: array of any floating-point type of at most 64 bits, any shape.
+            rounding: ``"rn"`` to nearest, ties to even (the GPU's); ``"rz"`` toward zero.
+            saturate: whether an out-of-range value, infinities included, becomes the largest finite
+                one (PTX ``.satfinite``), or infinity, or NaN in a format without infinity. None: as
+                ``saturates`` says.
+
+        Returns:
+            Array of the same shape, of uint8 for a format of 8 bits, else of the type ``array``.
+            Any NaN gives the code ``nan``; -0 keeps its sign.
+
+        Raises:
+            TypeError: ``x`` is not a floating-point array.
+            ValueError: ``rounding`` is unknown.
+        """
+        saturate = self.saturates if saturate is None else saturate
+        code = encode(x, self, rounding=rounding, saturate=saturate)
+        return code if self.bits == 8 else code.view(self.array)
+
+    def encode_pair(self, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+        """Convert a pair as PTX's ``cvt`` to a packed pair ``d, a, b`` does: ``a`` goes high.
+
+        Args:
+            a, b: arrays of floating-point types that broadcast together.
+
+        Returns:
+            Array of uint16 words for a format of 8 bits, else of uint32 words.
+
+        Raises:
+            TypeError: an input is not a floating-point array.
+        """
+        return pack(*(encode(x, self, saturate=self.saturates) for x in (a, b)))
+
+    def decode(self, code: NDArray[Any]) -> NDArray[np.float32]:
+        """Exact float32 values of encodings.
+
+        Args:
+            code: array of unsigned integers or of the type ``array``, any shape.
+
+        Returns:
+            float32 array of the same shape; any NaN code gives the NaN 0x7FFFFFFF.
+
+        Raises:
+            TypeError: ``code`` has another dtype.
+        """
+        return decode(code, self)
+
 
 # OCP 8-bit Floating Point Specification (OFP8) revision 1.0, table 1; IEEE 754-2019; bfloat16.
 # NaN codes: what cvt.rn.satfinite.{e4m3x2,e5m2x2}.f32 and cvt.rn.{f16,bf16}.f32 write.
@@ -64,6 +153,14 @@ E4M3 = Format("e4m3", exponent_bits=4, fraction_bits=3, has_infinity=False, nan=
 E5M2 = Format("e5m2", exponent_bits=5, fraction_bits=2, has_infinity=True, nan=0x7F)
 FP16 = Format("fp16", exponent_bits=5, fraction_bits=10, has_infinity=True, nan=0x7FFF)
 BF16 = Format("bf16", exponent_bits=8, fraction_bits=7, has_infinity=True, nan=0x7FFF)
+_ARRAYS: Mapping[str, type[Any]] = MappingProxyType(
+    {
+        "e4m3": ml_dtypes.float8_e4m3fn,
+        "e5m2": ml_dtypes.float8_e5m2,
+        "fp16": np.float16,
+        "bf16": ml_dtypes.bfloat16,
+    }
+)
 
 
 def encode(
@@ -118,7 +215,7 @@ def decode(code: NDArray[Any], form: Format) -> NDArray[np.float32]:
     """Exact float32 values of encodings (every format here is a subset of float32).
 
     Args:
-        code: array of ``form.dtype``, any shape.
+        code: array of ``form.dtype`` or ``form.array``, any shape.
         form: the source format.
 
     Returns:
@@ -127,10 +224,7 @@ def decode(code: NDArray[Any], form: Format) -> NDArray[np.float32]:
     Raises:
         TypeError: ``code`` has another dtype.
     """
-    code = np.asarray(code)
-    if code.dtype != form.dtype:
-        raise TypeError(f"code must be {np.dtype(form.dtype)} ({form.name}), got {code.dtype}")
-    return np.asarray(value_table(form)[code])
+    return np.asarray(value_table(form)[form.codes("code", code)])
 
 
 def pack(high: NDArray[Any], low: NDArray[Any]) -> NDArray[Any]:

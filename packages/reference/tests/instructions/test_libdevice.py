@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sparse_mla_reference.libdevice import log2f
+from sparse_mla_reference.instructions.libdevice import log2f
 
 
 def test_specials():

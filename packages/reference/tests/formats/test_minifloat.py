@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sparse_mla_reference import bf16, e4m3, e5m2, fp16, minifloat
-from sparse_mla_reference.minifloat import BF16, E4M3, E5M2, FP16, Format
+from sparse_mla_reference.formats.minifloat import BF16, E4M3, E5M2, FP16, Format
 
 FORMATS = [E4M3, E5M2, FP16, BF16]
 ML_DTYPES = {
@@ -154,7 +154,7 @@ def test_wrong_arguments_are_named():
         e4m3.encode(np.float32([1]), rounding="up")
     with pytest.raises(TypeError, match="code must be uint8 or float8_e4m3fn, got int8"):
         e4m3.decode(np.zeros(3, np.int8))
-    with pytest.raises(TypeError, match=r"code must be uint16 \(bf16\), got float32"):
+    with pytest.raises(TypeError, match=r"code must be uint16 or bfloat16, got float32"):
         bf16.decode(np.float32([1]))
 
 

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference import _mufu_tables as tables
-from sparse_mla_reference.float32 import add, as_float32, mul
+from sparse_mla_reference.instructions import _mufu_tables as tables
+from sparse_mla_reference.instructions.float32 import add, as_float32, mul
 
 Float32s = NDArray[np.float32]
 Int32s = NDArray[np.int32]

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference import minifloat
-from sparse_mla_reference.minifloat import Format
-from sparse_mla_reference.mma_models import Model
+from sparse_mla_reference.formats import minifloat
+from sparse_mla_reference.formats.minifloat import Format
+from sparse_mla_reference.instructions.mma_models import Model
 
 # Outputs from which it pays to look for the pairs in one matrix of a batch.
 _LARGE = 1 << 11

@@ -12,8 +12,8 @@ can fall below that. From 2^128 on a sum is infinite. An exact zero is +0.
 
 from dataclasses import dataclass, replace
 
-from sparse_mla_reference import minifloat
-from sparse_mla_reference.minifloat import Format
+from sparse_mla_reference.formats import minifloat
+from sparse_mla_reference.formats.minifloat import Format
 
 
 @dataclass(frozen=True)

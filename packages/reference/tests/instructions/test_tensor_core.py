@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 
 from sparse_mla_reference import e4m3, minifloat, tensor_core
-from sparse_mla_reference.tensor_core import MODELS, SM90_BF16, SM90_E4M3, SM90_F16, mma
+from sparse_mla_reference.instructions.tensor_core import (
+    MODELS,
+    SM90_BF16,
+    SM90_E4M3,
+    SM90_F16,
+    mma,
+)
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 NAN = 0x7FFFFFFF
 
 

@@ -23,11 +23,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference import float32
-from sparse_mla_reference.aligned_sum import Operand, aligned_sum, truncate
-from sparse_mla_reference.exact_product import Pairs, Sizes, pairs_above, product
-from sparse_mla_reference.minifloat import Format
-from sparse_mla_reference.mma_models import (
+from sparse_mla_reference.formats.minifloat import Format
+from sparse_mla_reference.instructions import float32
+from sparse_mla_reference.instructions.aligned_sum import Operand, aligned_sum, truncate
+from sparse_mla_reference.instructions.exact_product import Pairs, Sizes, pairs_above, product
+from sparse_mla_reference.instructions.mma_models import (
     MODELS,
     SM80_BF16,
     SM80_F16,
