@@ -61,7 +61,9 @@ def test_every_claim_that_the_gpu_decides_held_there(recording):
 def test_the_readme_shows_the_recorded_figures():
     recording = load(shipped())
     readme = Path(__file__).parents[4] / "README.md"
-    assert figures_markdown(recording) in readme.read_text()
+    text = figures_markdown(recording)
+    assert text in readme.read_text()
+    assert f"{len(recording.outcomes)} of {len(recording.outcomes)} claims passed" in text
 
 
 # One chunk a CTA and several; one and two tiles of 16 heads a CTA.

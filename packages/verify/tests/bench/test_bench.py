@@ -990,11 +990,11 @@ def test_the_readme_shows_the_shipped_run(shipped):
     """The figures at the checkpoint and of the whole scope; a new run needs a new text."""
     readme = " ".join((Path(__file__).parents[4] / "README.md").read_text().split())
     times = shipped.at(CHECKPOINT).times_us
-    said = f"take {times['ours']:.2f} us a launch, FlashMLA's sparse decode {times['flashmla']:.2f}"
-    assert f"{said}, the base schedule {times['base']:.2f}." in readme
+    said = f"takes {times['ours']:.2f} us, FlashMLA's sparse decode {times['flashmla']:.2f} us"
+    assert f"{said}, and the base schedule {times['base']:.2f} us." in readme
     met = {target.what: target for target in summary.targets(shipped, FULL)}
     behind = met["points where ours is not ahead of FlashMLA"]
     mean = met["geometric mean of ours / FlashMLA"]
     assert behind.figure == 0
     assert f"each of the {behind.measured} points" in readme
-    assert f"at {mean.figure:.2f} of its time in the geometric mean" in readme
+    assert f"takes {mean.figure:.2f} of FlashMLA's time in the geometric mean" in readme
