@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Float32, Int32, const_expr, cute
 from cutlass.memory import SmemAllocator
 
-from sparse_mla_kernel.arithmetic.finish import lse_log2, lse_nat, normalise
+from sparse_mla_kernel.arithmetic.finish import lse_log2, lse_nat, normalise, output_factor
 from sparse_mla_kernel.checks import check_cap, check_geometry, check_push, check_schedule
 from sparse_mla_kernel.dcp.query_exchange import (
     announce_lost,
@@ -307,7 +307,7 @@ class SparseDcpDecode:
             column = start + 4 * lane
             if column < layout.cta_columns:
                 merge_columns(rRow, rWeight, smem, warp, column, layout)
-                low, high = normalise(rRow, total, out_scale)
+                low, high = normalise(rRow, total, output_factor(total, out_scale))  # R15
                 gOut = mLatent[row, head, None].iterator + (cta * layout.cta_columns + column)
                 store_global_b32x2(gOut.toint(), low, high)
         if cta == 0 and lane == 0:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
+from sparse_mla_kernel.arithmetic.softmax import scaled_logit
 from sparse_mla_kernel.kernels.base.layout import ROW_STRIDE_BYTES, SharedLayout
-from sparse_mla_kernel.ptx.math import add_rn, mul_rn
+from sparse_mla_kernel.ptx.math import add_rn
 from sparse_mla_kernel.ptx.mma import mma_e4m3
 from sparse_mla_kernel.ptx.shared_memory import load_shared_b32
 from sparse_mla_kernel.schedule import ROW_COLUMNS, STEP, TILE_KEYS
@@ -44,8 +45,7 @@ def scaled_logits(
     for i in cutlass.range_constexpr(2):
         live = load_shared_b32(smem + layout.live + 4 * (first_key + i))
         for half in cutlass.range_constexpr(2):
-            logit = mul_rn(rLogit[2 * half + i], scale_log2)  # R3
-            rLogit[2 * half + i] = logit if live != 0 else -Float32.inf
+            rLogit[2 * half + i] = scaled_logit(rLogit[2 * half + i], scale_log2, live)  # R3
 
 
 @cute.jit

@@ -5,9 +5,10 @@ from __future__ import annotations
 import cutlass
 from cutlass import Float32, Int32, cute
 
+from sparse_mla_kernel.arithmetic.merge import partial_weight
 from sparse_mla_kernel.kernels.base.layout import PV_TILES, WARP_COLUMNS, SharedLayout
 from sparse_mla_kernel.ptx.cluster import map_shared, store_async_f32x2, store_async_f32x4
-from sparse_mla_kernel.ptx.math import ex2_approx_ftz, fma_rn, max_f32, sub_rn
+from sparse_mla_kernel.ptx.math import fma_rn, max_f32
 from sparse_mla_kernel.ptx.shared_memory import load_shared_f32, load_shared_f32x4
 from sparse_mla_kernel.schedule import TILE_HEADS
 
@@ -78,9 +79,8 @@ def weigh_partials(
     for peer in cutlass.range_constexpr(layout.schedule.split):
         peer_max = load_shared_f32(stats + 8 * TILE_HEADS * peer)
         peer_sum = load_shared_f32(stats + 8 * TILE_HEADS * peer + 4)
-        weight = ex2_approx_ftz(sub_rn(peer_max, top)) if peer_sum != 0.0 else Float32(0.0)
-        rWeight[peer] = weight
-        total = fma_rn(weight, peer_sum, total)
+        rWeight[peer] = partial_weight(peer_max, top) if peer_sum != 0.0 else Float32(0.0)  # R13
+        total = fma_rn(rWeight[peer], peer_sum, total)  # R13
     return top, total
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from sparse_mla_kernel.arithmetic.finish import lse_log2, normalise
+from sparse_mla_kernel.arithmetic.finish import lse_log2, normalise, output_factor
 from sparse_mla_kernel.kernels.base.layout import SharedLayout
 from sparse_mla_kernel.kernels.base.merge import merge_columns, weigh_partials
 from sparse_mla_kernel.mailbox.device import (
@@ -81,7 +81,7 @@ def push_merged(
             column = start + 4 * lane
             if column < layout.cta_columns:
                 merge_columns(rRow, rWeight, smem, warp, column, layout)
-                low, high = normalise(rRow, total, out_scale)
+                low, high = normalise(rRow, total, output_factor(total, out_scale))
                 store_relaxed_sys_b32x2(
                     payload_address + 2 * start, payload_word(low), payload_word(high)
                 )

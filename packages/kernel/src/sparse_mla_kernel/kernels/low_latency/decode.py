@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr, cute
 from cutlass.memory import SmemAllocator
 
-from sparse_mla_kernel.arithmetic.finish import lse_log2, lse_nat
+from sparse_mla_kernel.arithmetic.finish import lse_log2, lse_nat, normalise
 from sparse_mla_kernel.checks import check_geometry, check_schedule
 from sparse_mla_kernel.kernels.low_latency.exchange import accumulate_from, expect_p, push_p
 from sparse_mla_kernel.kernels.low_latency.gather import (
@@ -51,7 +51,6 @@ from sparse_mla_kernel.kernels.low_latency.merge import (
     hand_over,
     merge_half,
     merge_vector,
-    normalise,
     push_rows,
     weigh_partials,
 )

@@ -9,7 +9,12 @@ from __future__ import annotations
 import cutlass
 from cutlass import Float32, Int32, Uint32, const_expr, cute
 
-from sparse_mla_kernel.kernels.base.softmax import P_SCALE_LOG2
+from sparse_mla_kernel.arithmetic.softmax import (
+    exponent_bias,
+    numerator,
+    rescale_factor,
+    scaled_logit,
+)
 from sparse_mla_kernel.kernels.low_latency.layout import (
     BUFFERS,
     CHUNK,
@@ -23,7 +28,7 @@ from sparse_mla_kernel.kernels.low_latency.layout import (
 )
 from sparse_mla_kernel.ptx.cluster import map_shared, store_async_f32x2
 from sparse_mla_kernel.ptx.convert import cvt_e4m3x4
-from sparse_mla_kernel.ptx.math import add_rn, ex2_approx_ftz, fma_rn, max_f32, mul_rn, sub_rn
+from sparse_mla_kernel.ptx.math import add_rn, fma_rn, max_f32
 from sparse_mla_kernel.ptx.shared_memory import load_shared_b32x2, load_shared_f32x2
 
 
@@ -170,19 +175,17 @@ def chunk_p(
     rTop = cute.make_rmem_tensor(heads, Float32)
     for h in cutlass.range_constexpr(heads):
         for i in cutlass.range_constexpr(2):
-            logit = mul_rn(rS[i, h], scale_log2)  # R3
-            rS[i, h] = logit if rLive[i] != 0 else -Float32.inf
+            rS[i, h] = scaled_logit(rS[i, h], scale_log2, rLive[i])  # R3
         rTop[h] = max_f32(rS[0, h], rS[1, h])
     top = _reduce(rTop, False, layout)  # R4
     for h in cutlass.range_constexpr(heads):
         old = rMax[h]
         new = max_f32(old, cute.arch.shuffle_sync(top, _lane_of(h, layout)))
         rMax[h] = new
-        rAlpha[h] = ex2_approx_ftz(sub_rn(old, new)) if old != -Float32.inf else Float32(1.0)  # R5
-        bias = sub_rn(new, Float32(P_SCALE_LOG2))  # R6
+        rAlpha[h] = rescale_factor(old, new)  # R5
+        bias = exponent_bias(new)  # R6
         for i in cutlass.range_constexpr(2):
-            p = ex2_approx_ftz(sub_rn(rS[i, h], bias))  # R7
-            rS[i, h] = p if rLive[i] != 0 else Float32(0.0)
+            rS[i, h] = numerator(rS[i, h], bias, rLive[i])  # R7
         rChunkSum[h] = add_rn(rS[0, h], rS[1, h])  # R8: the pair
     for m in cutlass.range_constexpr(layout.tiles):
         rP[m] = cvt_e4m3x4(rS[0, 2 * m], rS[1, 2 * m], rS[0, 2 * m + 1], rS[1, 2 * m + 1])  # R11
