@@ -6,8 +6,9 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr, cute
 from cutlass.memory import SmemAllocator
 
-from sparse_mla_kernel.arithmetic.finish import lse_log2, lse_nat, normalise
+from sparse_mla_kernel.arithmetic.finish import lse_log2, normalise
 from sparse_mla_kernel.checks import check_geometry, check_schedule
+from sparse_mla_kernel.io.sink import write_columns, write_lse
 from sparse_mla_kernel.kernels.low_latency.exchange import accumulate_from, expect_p, push_p
 from sparse_mla_kernel.kernels.low_latency.gather import (
     copied_key,
@@ -46,25 +47,26 @@ from sparse_mla_kernel.kernels.low_latency.layout import (
     WARPS,
     shared_layout,
 )
-from sparse_mla_kernel.kernels.low_latency.logits import quarter_logits
+from sparse_mla_kernel.kernels.low_latency.logits import load_logits, quarter_logits, scale_logits
 from sparse_mla_kernel.kernels.low_latency.merge import (
     hand_over,
     merge_half,
     merge_vector,
     push_rows,
+    push_stats,
     weigh_partials,
 )
-from sparse_mla_kernel.kernels.low_latency.partial import PAIRS, accumulate, rescale, store_p
-from sparse_mla_kernel.kernels.low_latency.query import copy_query, query_fragments
-from sparse_mla_kernel.kernels.low_latency.softmax import (
-    chunk_p,
-    load_logits,
-    push_stats,
+from sparse_mla_kernel.kernels.low_latency.partial import (
+    PAIRS,
+    accumulate,
+    quantise_p,
     raised_sum,
-    softmax_registers,
+    rescale,
+    store_p,
 )
+from sparse_mla_kernel.kernels.low_latency.query import copy_query, query_fragments
+from sparse_mla_kernel.kernels.low_latency.softmax import chunk_p, softmax_registers
 from sparse_mla_kernel.ptx.copy import mbarrier_arrive_expect_tx
-from sparse_mla_kernel.ptx.global_memory import store_global_b32x2
 from sparse_mla_kernel.schedule import LOW_LATENCY, ROW_COLUMNS, TILE_HEADS, Schedule
 
 
@@ -347,7 +349,9 @@ class LowLatencyDecode:
         quarter_logits(rQuery, smem, Int32(0), keys, layout)
         self.meet()  # logits are whole
         load_logits(rS, rLive, smem, Int32(0), layout)
-        chunk_p(rP, rMax, rAlpha, rChunkSum, rS, rLive, scale_log2, layout)
+        scale_logits(rS, rLive, scale_log2, layout)
+        chunk_p(rMax, rAlpha, rChunkSum, rS, rLive, layout)
+        quantise_p(rP, rS, layout)
         push_p(rP, smem, cta, multiplied, layout)
         row_sum = raised_sum(Float32(0.0), rAlpha, rChunkSum, layout)
         push_stats(rMax, row_sum, smem, cta, layout)
@@ -397,10 +401,9 @@ class LowLatencyDecode:
                     gRow = mLatent[row, head, None].iterator
                     for u in cutlass.range_constexpr(layout.units):
                         low, high = normalise(rRow[None, u, r, m], rTotal[r, m], rInverse[r, m])
-                        address = (gRow + (columns + UNIT_COLUMNS * u)).toint()
-                        store_global_b32x2(address, low, high)
+                        write_columns(gRow + (columns + UNIT_COLUMNS * u), low, high)
         elif cta == 0 and warp == 0 and lane < layout.heads:
-            mLse[row, first_head + lane] = lse_nat(lse_log2(top, total))
+            write_lse(mLse, row, first_head + lane, lse_log2(top, total))  # R14
 
     @cute.jit
     def apart(
@@ -430,7 +433,9 @@ class LowLatencyDecode:
         quarter_logits(rQuery, smem, Int32(0), keys, layout)
         self.meet()  # logits are whole
         load_logits(rS, rLive, smem, Int32(0), layout)
-        chunk_p(rP, rMax, rAlpha, rChunkSum, rS, rLive, scale_log2, layout)
+        scale_logits(rS, rLive, scale_log2, layout)
+        chunk_p(rMax, rAlpha, rChunkSum, rS, rLive, layout)
+        quantise_p(rP, rS, layout)
         store_p(rP, rAlpha, smem, Int32(0), layout)
         row_sum = raised_sum(Float32(0.0), rAlpha, rChunkSum, layout)
 
@@ -446,7 +451,9 @@ class LowLatencyDecode:
             rescale(rAcc, smem, c, layout)
             for pair in cutlass.range_constexpr(PAIRS):
                 accumulate(rAcc, smem, c, pair, layout)
-            chunk_p(rP, rMax, rAlpha, rChunkSum, rS, rLive, scale_log2, layout)
+            scale_logits(rS, rLive, scale_log2, layout)
+            chunk_p(rMax, rAlpha, rChunkSum, rS, rLive, layout)
+            quantise_p(rP, rS, layout)
             store_p(rP, rAlpha, smem, following, layout)
             row_sum = raised_sum(row_sum, rAlpha, rChunkSum, layout)
             cute.arch.mbarrier_arrive(storage + (layout.free_barrier + 8 * (c % BUFFERS)))
@@ -468,7 +475,7 @@ class LowLatencyDecode:
         cute.arch.mbarrier_wait(storage + layout.stats_barrier, 0)
         top, total, inverse = weigh_partials(rWeight, smem, out_scale, layout)
         if cta == 0 and warp == 0 and lane < layout.heads:
-            mLse[row, first_head + lane] = lse_nat(lse_log2(top, total))
+            write_lse(mLse, row, first_head + lane, lse_log2(top, total))  # R14
         rRow = cute.make_rmem_tensor(4, Float32)
         rHeadWeight = cute.make_rmem_tensor(layout.split, Float32)
         self.meet()  # this CTA's own partial is whole
@@ -489,4 +496,4 @@ class LowLatencyDecode:
                 low, high = normalise(rRow, head_total, head_inverse)
                 column = cta * layout.cta_columns + WARP_COLUMNS * owner_warp
                 column += UNIT_COLUMNS * unit + 4 * (lane % 4)
-                store_global_b32x2((gRow + column).toint(), low, high)
+                write_columns(gRow + column, low, high)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
+from sparse_mla_kernel.arithmetic.softmax import scaled_logit
 from sparse_mla_kernel.kernels.base.layout import ROW_STRIDE_BYTES
 from sparse_mla_kernel.kernels.low_latency.layout import (
     BUFFERS,
@@ -17,8 +18,14 @@ from sparse_mla_kernel.kernels.low_latency.layout import (
     SharedLayout,
 )
 from sparse_mla_kernel.ptx.convert import cvt_e4m3x4_f16x4
+from sparse_mla_kernel.ptx.math import add_rn
 from sparse_mla_kernel.ptx.mma import mma_f16
-from sparse_mla_kernel.ptx.shared_memory import load_shared_b32, store_shared_f32
+from sparse_mla_kernel.ptx.shared_memory import (
+    load_shared_b32,
+    load_shared_b32x2,
+    load_shared_f32x2,
+    store_shared_f32,
+)
 
 #: Warps that share a chunk's keys, 16 of them in turn.
 KEY_WARPS = WARPS // QUARTERS
@@ -68,3 +75,52 @@ def quarter_logits(
                     head = 8 * tile + 2 * q + i % 2
                     key = first_key + g + 8 * (i // 2)
                     store_shared_f32(sums + head * LOGIT_STRIDE_BYTES + 4 * key, rSum[i, tile])
+
+
+@cute.jit
+def load_logits(
+    rS: cute.Tensor,
+    rLive: cute.Tensor,
+    smem: Int32,
+    chunk: Int32,
+    layout: cutlass.Constexpr[SharedLayout],
+) -> None:
+    """Warp w: this lane's two sums of each of its heads, over all columns (R2).
+
+    Args:
+        rS: ``[2, 2 tiles]`` f32 (key, head), out.
+        rLive: ``[2]`` words, out: whether the keys count.
+        smem: Base address of the shared memory that ``layout`` divides.
+        chunk: The chunk's number.
+    """
+    lane = cute.arch.lane_idx()
+    live = smem + layout.live + 4 * (chunk % BUFFERS * CHUNK + 2 * lane)
+    rLive[0], rLive[1] = load_shared_b32x2(live)
+    first = smem + layout.logit + chunk % 2 * layout.logit_bytes
+    first += cute.arch.warp_idx() * LOGIT_STRIDE_BYTES + 8 * lane
+    for h in cutlass.range_constexpr(2 * layout.tiles):
+        row = first + WARPS * h * LOGIT_STRIDE_BYTES
+        rS[0, h], rS[1, h] = load_shared_f32x2(row)
+        for quarter in cutlass.range_constexpr(1, QUARTERS):
+            more = load_shared_f32x2(row + quarter * layout.heads * LOGIT_STRIDE_BYTES)
+            for i in cutlass.range_constexpr(2):
+                rS[i, h] = add_rn(rS[i, h], more[i])
+
+
+@cute.jit
+def scale_logits(
+    rS: cute.Tensor,
+    rLive: cute.Tensor,
+    scale_log2: Float32,
+    layout: cutlass.Constexpr[SharedLayout],
+) -> None:
+    """Sums over all columns to base-2 logits, ``-inf`` where a key does not count.
+
+    Args:
+        rS: From :func:`load_logits`, in and out.
+        rLive: From there.
+        scale_log2: Softmax scale x tensor scales x log2(e).
+    """
+    for h in cutlass.range_constexpr(2 * layout.tiles):
+        for i in cutlass.range_constexpr(2):
+            rS[i, h] = scaled_logit(rS[i, h], scale_log2, rLive[i])  # R3

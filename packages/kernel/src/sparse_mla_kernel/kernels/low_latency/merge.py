@@ -14,15 +14,42 @@ from sparse_mla_kernel.kernels.low_latency.layout import (
     COLUMN_WARPS,
     WARP,
     WARP_UNITS,
+    WARPS,
     SharedLayout,
 )
-from sparse_mla_kernel.ptx.cluster import map_shared, store_async_f32x4
+from sparse_mla_kernel.kernels.low_latency.softmax import of_own_head, own_head
+from sparse_mla_kernel.ptx.cluster import map_shared, store_async_f32x2, store_async_f32x4
 from sparse_mla_kernel.ptx.math import fma_rn, max_f32
 from sparse_mla_kernel.ptx.shared_memory import (
     load_shared_f32x2,
     load_shared_f32x4,
     store_shared_f32x4,
 )
+
+
+@cute.jit
+def push_stats(
+    rMax: cute.Tensor,
+    own_sum: Float32,
+    smem: Int32,
+    cta: Int32,
+    layout: cutlass.Constexpr[SharedLayout],
+) -> None:
+    """Warp w: the maximum and the sum of its heads to every CTA of the split, itself included.
+
+    Args:
+        rMax: ``[2 tiles]`` f32, the warp's heads.
+        own_sum: The lane's own head's sum.
+        smem: Base address of the shared memory that ``layout`` divides.
+        cta: This CTA's place in the split.
+    """
+    own_max = of_own_head(rMax, layout)
+    peer = cute.arch.lane_idx() // (2 * layout.tiles)
+    if peer < layout.split:
+        head = cute.arch.warp_idx() + WARPS * own_head(layout)
+        stats = smem + layout.stats + 8 * (cta * layout.heads + head)
+        barrier = map_shared(smem + layout.stats_barrier, peer)
+        store_async_f32x2(map_shared(stats, peer), own_max, own_sum, barrier)
 
 
 @cute.jit
