@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference import bf16, e4m3, mufu, tensor_core
-from sparse_mla_reference.float32 import add, div, mul
-from sparse_mla_reference.fma import fma
-from sparse_mla_reference.libdevice import log2f
-from sparse_mla_reference.tensor_core import Model
+from sparse_mla_reference.instructions.float32 import add, div, mul
+from sparse_mla_reference.instructions.fma import fma
+from sparse_mla_reference.instructions.libdevice import log2f
+from sparse_mla_reference.instructions.tensor_core import Model
 
 LATENT, COLUMNS, BLOCK = 512, 576, 64
 LOG2_E = np.float32(1.4426950408889634)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference import bf16, e4m3, mufu, tensor_core
-from sparse_mla_reference.float32 import add, mul
-from sparse_mla_reference.fma import fma
-from sparse_mla_reference.libdevice import log2f
+from sparse_mla_reference.instructions.float32 import add, mul
+from sparse_mla_reference.instructions.fma import fma
+from sparse_mla_reference.instructions.libdevice import log2f
 
 LATENT, BLOCK = 512, 64
 P_SCALE_LOG2 = np.float32(8)

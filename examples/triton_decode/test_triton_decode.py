@@ -11,7 +11,7 @@ from examples.triton_decode import model
 from examples.triton_decode.cases import COUNTS, HEADS, WIDTH, cases
 from examples.triton_decode.record import predict
 from sparse_mla_reference import bf16, e4m3
-from sparse_mla_reference.float32 import add
+from sparse_mla_reference.instructions.float32 import add
 
 CASES = {case.name: case for case in cases()}
 PAGE = Path(__file__).parents[2] / "docs" / "modelling.md"

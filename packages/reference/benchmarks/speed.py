@@ -13,8 +13,14 @@ from collections.abc import Callable
 import numpy as np
 
 from sparse_mla_reference import IDEAL, SM120, bounds, decode, e4m3, mufu
+from sparse_mla_reference.instructions.tensor_core import (
+    SM90_E4M3,
+    SM90_F16,
+    SM90_WGMMA_E4M3,
+    Model,
+    mma,
+)
 from sparse_mla_reference.schedule import LOW_LATENCY
-from sparse_mla_reference.tensor_core import SM90_E4M3, SM90_F16, SM90_WGMMA_E4M3, Model, mma
 
 
 def seconds(work: Callable[[], object], repeats: int = 3) -> float:

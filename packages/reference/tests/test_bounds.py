@@ -7,7 +7,7 @@ from sparse_mla_reference import BASE, IDEAL, SM90, SM120, Schedule, bounds, dec
 from sparse_mla_reference.arguments import check
 from sparse_mla_reference.bounds import EX2_ERROR
 from sparse_mla_reference.decode import decode_row
-from sparse_mla_reference.mufu import ex2
+from sparse_mla_reference.instructions.mufu import ex2
 
 HEADS = 16
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sparse_mla_reference import IDEAL, SM90, SM120, Schedule, decode, e4m3, mufu
-from sparse_mla_reference.libdevice import log2f
+from sparse_mla_reference.instructions.libdevice import log2f
 
 SCALES = {"scale_log2": 0.0625, "out_scale": 0.75}
 INT32 = np.iinfo(np.int32)

@@ -12,7 +12,10 @@ import sparse_mla_reference
 
 MODULES = [
     "sparse_mla_reference",
-    *(m.name for m in pkgutil.iter_modules(sparse_mla_reference.__path__, "sparse_mla_reference.")),
+    *(
+        m.name
+        for m in pkgutil.walk_packages(sparse_mla_reference.__path__, "sparse_mla_reference.")
+    ),
 ]
 README = Path(__file__).parents[1] / "README.md"
 

@@ -5,9 +5,9 @@ import pytest
 
 from sparse_mla_reference import IDEAL, SM90, decode
 from sparse_mla_reference.bounds import bounds
-from sparse_mla_reference.mma_models import SM90_E4M3_AS_F16
+from sparse_mla_reference.instructions.mma_models import SM90_E4M3_AS_F16
+from sparse_mla_reference.instructions.tensor_core import mma
 from sparse_mla_reference.schedule import BASE, LOW_LATENCY, Schedule
-from sparse_mla_reference.tensor_core import mma
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 32, 33, 63, 256, 300])

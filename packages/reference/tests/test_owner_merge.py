@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sparse_mla_reference import IDEAL, SM90, bf16, fma, libdevice, mufu, owner_merge
-from sparse_mla_reference.float32 import add, div, mul
+from sparse_mla_reference.instructions.float32 import add, div, mul
 from sparse_mla_reference.mailbox import EMPTY_LSE
 from sparse_mla_reference.ulp import same_bits
 

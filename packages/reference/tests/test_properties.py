@@ -17,9 +17,9 @@ from sparse_mla_reference import (
     minifloat,
     ulp,
 )  # fmt: skip
-from sparse_mla_reference.libdevice import log2f
-from sparse_mla_reference.mufu import ex2
-from sparse_mla_reference.tensor_core import MODELS, mma
+from sparse_mla_reference.instructions.libdevice import log2f
+from sparse_mla_reference.instructions.mufu import ex2
+from sparse_mla_reference.instructions.tensor_core import MODELS, mma
 
 FORMATS = st.sampled_from([minifloat.E4M3, minifloat.E5M2, minifloat.FP16, minifloat.BF16])
 ROUNDINGS = st.sampled_from(["rn", "rz"])

@@ -32,7 +32,7 @@ from sparse_mla_reference import mufu
 
 PACKAGE = Path(__file__).resolve().parent.parent
 DATA = PACKAGE / "tests" / "data"
-MODULE = PACKAGE / "src" / "sparse_mla_reference" / "_mufu_tables.py"
+MODULE = PACKAGE / "src" / "sparse_mla_reference" / "instructions" / "_mufu_tables.py"
 
 Bounds = tuple[np.ndarray, np.ndarray]  # int64 [arguments]: the sum's least and greatest value
 Interval = tuple[int, int, int, int]  # b, c, least and greatest a 2^a_shift + rounding

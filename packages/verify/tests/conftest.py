@@ -4,10 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sparse_mla_verify.cases import Case, all_cases
-from sparse_mla_verify.collect import cross_compiled
-from sparse_mla_verify.predict import predict
-from sparse_mla_verify.recordings import (
+from sparse_mla_verify.audit.collect import cross_compiled
+from sparse_mla_verify.evidence.recordings import (
     SYNTHETIC,
     Check,
     Host,
@@ -16,7 +14,9 @@ from sparse_mla_verify.recordings import (
     arrays_of,
     recorded,
 )
-from sparse_mla_verify.runs import run_poisoned
+from sparse_mla_verify.inputs.cases import Case, all_cases
+from sparse_mla_verify.measure.poisoned import run_poisoned
+from sparse_mla_verify.measure.predict import predict
 
 Fault = Callable[[np.ndarray, np.ndarray], None]
 

@@ -8,8 +8,8 @@ import pytest
 
 import sparse_mla_kernel.schedule as kernel_schedule
 import sparse_mla_reference.schedule as reference_schedule
-from sparse_mla_reference.tensor_core import SM90_E4M3
-from sparse_mla_verify import cases
+from sparse_mla_reference.instructions.tensor_core import SM90_E4M3
+from sparse_mla_verify.inputs import cases
 
 FORBIDDEN = {
     "sparse_mla_reference": {"sparse_mla_kernel", "sparse_mla_verify", "torch", "cutlass"},
@@ -39,8 +39,8 @@ def test_no_file_imports_across_a_wall(package):
     [
         ("sparse_mla_reference", ("sparse_mla_kernel", "sparse_mla_verify", "torch", "cutlass")),
         ("sparse_mla_kernel", ("sparse_mla_reference", "sparse_mla_verify")),
-        ("sparse_mla_verify.predict", ("sparse_mla_kernel", "torch", "cutlass")),
-        ("sparse_mla_verify.audit", ("sparse_mla_kernel", "torch", "cutlass")),
+        ("sparse_mla_verify.measure.predict", ("sparse_mla_kernel", "torch", "cutlass")),
+        ("sparse_mla_verify.__main__", ("sparse_mla_kernel", "torch", "cutlass")),
     ],
 )
 def test_a_package_imports_with_the_others_blocked(package, absent):

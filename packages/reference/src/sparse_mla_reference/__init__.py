@@ -1,21 +1,12 @@
 """Sparse MLA decode and its parts, predicted to the last bit on a CPU."""
 
-from sparse_mla_reference import (
-    bf16,
-    e4m3,
-    e5m2,
-    fp16,
-    libdevice,
-    lse,
-    mailbox,
-    mufu,
-    tensor_core,
-    ulp,
-)
+from sparse_mla_reference import lse, machine, mailbox, schedule, ulp
 from sparse_mla_reference.bounds import Bounds, bounds
 from sparse_mla_reference.dcp import DcpOutput, Rank, dcp_step
 from sparse_mla_reference.decode import decode
-from sparse_mla_reference.fma import fma
+from sparse_mla_reference.formats import bf16, e4m3, e5m2, fp16, minifloat
+from sparse_mla_reference.instructions import float32, libdevice, mma_models, mufu, tensor_core
+from sparse_mla_reference.instructions.fma import fma
 from sparse_mla_reference.machine import IDEAL, SM90, SM100, SM103, SM120, Machine
 from sparse_mla_reference.mailbox import Mailbox
 from sparse_mla_reference.merge import merge_states
@@ -45,14 +36,19 @@ __all__ = [
     "decode",
     "e4m3",
     "e5m2",
+    "float32",
     "fma",
     "fp16",
     "libdevice",
     "lse",
+    "machine",
     "mailbox",
     "merge_states",
+    "minifloat",
+    "mma_models",
     "mufu",
     "owner_merge",
+    "schedule",
     "tensor_core",
     "ulp",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference.e4m3 import as_bytes
+from sparse_mla_reference.formats.e4m3 import as_bytes
 from sparse_mla_reference.machine import Gpu, Machine
 from sparse_mla_reference.schedule import ROW, Schedule
 

@@ -34,10 +34,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference import arguments, e4m3
-from sparse_mla_reference.decode import gather
+from sparse_mla_reference import arguments
+from sparse_mla_reference.formats import e4m3
+from sparse_mla_reference.gather import gather
+from sparse_mla_reference.instructions.mma_models import Model
 from sparse_mla_reference.machine import SM90, Gpu, Machine
-from sparse_mla_reference.mma_models import Model
 from sparse_mla_reference.schedule import BASE, LATENT, Schedule
 from sparse_mla_reference.softmax import P_SCALE_LOG2
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference import arguments
+from sparse_mla_reference.gather import gather
 from sparse_mla_reference.lse import natural
 from sparse_mla_reference.machine import SM90, Machine
 from sparse_mla_reference.merge import Merged, merge
@@ -72,13 +73,3 @@ def decode_row(args: arguments.Arguments, b: int, schedule: Schedule, machine: M
         for part in schedule.parts(len(keys))
     ]
     return merge(partials, out_scale, machine)
-
-
-def gather(
-    kv: NDArray[np.uint8], ids: NDArray[np.int64]
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Cache rows by id: keys [n, 576], zero where masked, and used [n], False where masked."""
-    used = (ids >= 0) & (ids < len(kv))
-    keys = np.zeros((len(ids), kv.shape[1]), np.uint8)
-    keys[used] = kv[ids[used]]
-    return keys, used

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference.arguments import check_kind
-from sparse_mla_reference.float32 import as_float32, canonical
+from sparse_mla_reference.instructions.float32 import as_float32, canonical
 from sparse_mla_reference.machine import Machine, Real
 from sparse_mla_reference.softmax import P_SCALE_LOG2
 

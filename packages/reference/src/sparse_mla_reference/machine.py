@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference import bf16, e4m3, float32, mufu, tensor_core
-from sparse_mla_reference.fma import fma
-from sparse_mla_reference.libdevice import log2f
-from sparse_mla_reference.mma_models import (
+from sparse_mla_reference.formats import bf16, e4m3
+from sparse_mla_reference.instructions import float32, mufu, tensor_core
+from sparse_mla_reference.instructions.fma import fma
+from sparse_mla_reference.instructions.libdevice import log2f
+from sparse_mla_reference.instructions.mma_models import (
     SM90_E4M3,
     SM90_E4M3_AS_F16,
     SM100_E4M3,

@@ -19,8 +19,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference.e4m3 import as_bytes
-from sparse_mla_reference.float32 import as_float32
+from sparse_mla_reference.formats.e4m3 import as_bytes
+from sparse_mla_reference.instructions.float32 import as_float32
 from sparse_mla_reference.schedule import LATENT, ROW
 
 QUERY_SENTINEL = 0xFFFFFFFF  # four E4M3 negative NaNs

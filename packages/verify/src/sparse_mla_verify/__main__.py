@@ -2,7 +2,7 @@
 
 import sys
 
-from sparse_mla_verify.audit import main
+from sparse_mla_verify.audit.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

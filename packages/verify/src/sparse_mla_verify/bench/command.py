@@ -25,20 +25,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sparse_mla_verify.bench import page, policy, report, stages
-from sparse_mla_verify.bench.grid import (
-    FULL,
-    QUICK,
-    QUICK_WIDE,
-    TRIALS,
-    WIDE,
-    WIDTH,
-    Point,
-    parse_points,
+from sparse_mla_verify.bench import (
+    bench_report,
+    page,
+    policy_tables,
+    stages,
 )
+from sparse_mla_verify.bench.grid import FULL, QUICK, QUICK_WIDE, TRIALS, WIDE, WIDTH, parse_points
 from sparse_mla_verify.bench.results import FLASHMLA, load
-from sparse_mla_verify.marks import between_marks
-from sparse_mla_verify.options import positive
+from sparse_mla_verify.peers.point import Point
+from sparse_mla_verify.terminal.options import positive
+from sparse_mla_verify.terminal.page_figures import between_marks
 
 PROGRAM = "python -m sparse_mla_verify.bench"
 _PLAIN_WIDTH = 160  # of a table that goes to a file or a pipe
@@ -155,31 +152,31 @@ def _run(options: argparse.Namespace) -> int:
     if torch is None or not torch.cuda.is_available():
         console.print("the benchmark needs an NVIDIA GPU and PyTorch with CUDA", style="red")
         return 2
-    from sparse_mla_verify.bench import session
+    from sparse_mla_verify.bench import whole_run
 
     began = time.perf_counter()
     folder = options.flashmla or (Path(p) if (p := os.environ.get("FLASHMLA_DIR")) else None)
     try:
-        bench = session.on_gpu(options, folder, console)
+        bench = whole_run.on_gpu(options, folder, console)
     except ValueError as error:  # of --schedule
         console.print(str(error), style="red", markup=False)
         return 2
     points, wide = (QUICK, QUICK_WIDE) if options.quick else (FULL, WIDE)
     if options.points:
         points, wide = options.points, ()
-    about = {"compiled": session.compiled(bench, points, wide, console)}
+    about = {"compiled": whole_run.compiled(bench, points, wide, console)}
     host = not options.points
-    run = session.run(bench, points, wide, options, began, console, host=host, about=about)
-    report.print_report(console, run)
+    run = whole_run.run(bench, points, wide, options, began, console, host=host, about=about)
+    bench_report.print_report(console, run)
     plot = options.plot or options.out.with_suffix(".svg")
     files = [str(options.out)]
     try:
-        report.write_plot(plot, run)
+        bench_report.write_plot(plot, run)
         files.append(str(plot))
     except ValueError as error:  # too few points for one
         console.print(f"no plot: {error}", markup=False, highlight=False)
     console.print(f"written: {', '.join(files)}", markup=False, highlight=False)
-    return session.close(run, console)
+    return whole_run.close(run, console)
 
 
 def _table(options: argparse.Namespace) -> int:
@@ -188,9 +185,9 @@ def _table(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    report.print_report(_console(), run)
+    bench_report.print_report(_console(), run)
     if options.plot:
-        report.write_plot(options.plot, run)
+        bench_report.write_plot(options.plot, run)
     if options.into:
         figure = options.plot and Path(os.path.relpath(options.plot, options.into.parent))
         text = between_marks(options.into.read_text(), page.markdown(run, figure))
@@ -200,9 +197,11 @@ def _table(options: argparse.Namespace) -> int:
 
 def _policy(options: argparse.Namespace) -> int:
     try:
-        text, chosen = policy.code(load(options.file), max_keys=options.max_keys, peer=options.peer)
+        text, chosen = policy_tables.code(
+            load(options.file), max_keys=options.max_keys, peer=options.peer
+        )
         if options.into:
-            options.into.write_text(policy.put_into(options.into.read_text(), text))
+            options.into.write_text(policy_tables.put_into(options.into.read_text(), text))
             chosen.save(options.file)
     except ValueError as error:
         print(error, file=sys.stderr)

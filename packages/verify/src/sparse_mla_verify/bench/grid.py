@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from sparse_mla_verify.peers.point import Point
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 16)
 HEADS = (16, 64, 96, 128)
 KEYS = (0, 16, 64, 128, 256, 512, 1024, 2048)
 WIDTH = 2048  # row ids that a list holds, at every point: one kernel serves all key counts
 TRIALS = 15  # of a point
-
-
-@dataclass(frozen=True, order=True)
-class Point:
-    """A batch: decode rows, query heads, and the keys of each row."""
-
-    rows: int
-    heads: int
-    keys: int
-
-    def __str__(self) -> str:
-        return f"{self.rows} x {self.heads} x {self.keys}"
 
 
 CHECKPOINT = Point(5, 96, 256)

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sparse_mla_verify.bench.grid import CHECKPOINT, FULL, HEADS, KEYS, ROWS, Point
-from sparse_mla_verify.bench.results import FLASHMLA, HOST, NAMES, OURS, Run
+from sparse_mla_verify.bench.grid import CHECKPOINT, FULL, HEADS, KEYS, ROWS
+from sparse_mla_verify.bench.results import (
+    FLASHMLA,
+    HOST,
+    NAMES,
+    OURS,
+    Run,
+)
 from sparse_mla_verify.bench.summary import in_scope, targets
+from sparse_mla_verify.peers.point import Point
 
 NAMED = {True: "yes", False: "no", None: "not known"}
 

@@ -14,8 +14,8 @@ from rich.progress import TimeElapsedColumn as Elapsed
 
 from sparse_mla_kernel import Schedule, precompile_sparse
 from sparse_mla_kernel.host import cache
-from sparse_mla_verify.bench.grid import Point
-from sparse_mla_verify.pool import spread
+from sparse_mla_verify.peers.point import Point
+from sparse_mla_verify.processes.workers import spread
 
 Shape = tuple[int, int, int]  # rows, heads, width
 

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sparse_mla_verify.bench.grid import HOST_POINT, Point
-from sparse_mla_verify.schedules import REFERENCE
+from sparse_mla_verify.bench.grid import HOST_POINT
+from sparse_mla_verify.inputs.schedules import REFERENCE
+from sparse_mla_verify.peers.point import Point
 
 OURS, FLASHMLA, PYTORCH, FLOOR = "ours", "flashmla", "pytorch", "floor"
 SCHEDULES = tuple(REFERENCE)  # our schedules that ship, each timed under its name

@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparse_mla_verify.bench import stamps
-from sparse_mla_verify.bench.grid import CHECKPOINT, WIDTH, Point
+from sparse_mla_verify.bench.grid import CHECKPOINT, WIDTH
 from sparse_mla_verify.bench.results import FLOOR, Run, Spread
-from sparse_mla_verify.patches import PACKAGE, environment
-from sparse_mla_verify.schedules import (
+from sparse_mla_verify.inputs.schedules import (
     BASE,
     LOW_LATENCY,
     LOW_LATENCY_2,
     LOW_LATENCY_4,
     kernel_schedule,
 )
+from sparse_mla_verify.peers.point import Point
+from sparse_mla_verify.processes.patched_kernel import PACKAGE, environment
 
 if TYPE_CHECKING:
     from sparse_mla_kernel import Schedule
@@ -239,11 +240,11 @@ def measure(folder: Path, out: Path, said: str) -> int:
         return 2
     import sparse_mla_kernel
     from sparse_mla_kernel.checks import architecture_of
-    from sparse_mla_verify import gpu
     from sparse_mla_verify.bench.timing import GraphTimer
-    from sparse_mla_verify.bench.workload import SETS, Pool
+    from sparse_mla_verify.gpu_runs import gpu
     from sparse_mla_verify.peers.ours import Sparse
-    from sparse_mla_verify.pool import spread
+    from sparse_mla_verify.peers.workload import SETS, Pool
+    from sparse_mla_verify.processes.workers import spread
 
     if not Path(sparse_mla_kernel.__file__).is_relative_to(folder):
         raise RuntimeError(f"{PACKAGE} is {sparse_mla_kernel.__file__}, not the stamped copy")
@@ -291,7 +292,7 @@ def _measure_point(kernel: Any, point: Point, timer: Any, pool: Any) -> Staged:
     """A point of a schedule, by `peers.ours.Sparse`, a `timing.Timer` and a `workload.Pool`."""
     import torch
 
-    from sparse_mla_verify.bench.workload import workload
+    from sparse_mla_verify.peers.workload import workload
 
     prepared = kernel.prepare(workload(pool, point, WIDTH))
     replay = timer.capture(prepared.calls)

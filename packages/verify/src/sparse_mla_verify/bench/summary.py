@@ -6,9 +6,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sparse_mla_verify.bench.grid import CHECKPOINT, Point
-from sparse_mla_verify.bench.results import FLASHMLA, HOST, OURS, Result, Run
-from sparse_mla_verify.schedules import BASE
+from sparse_mla_verify.bench.grid import CHECKPOINT
+from sparse_mla_verify.bench.results import (
+    FLASHMLA,
+    HOST,
+    OURS,
+    Result,
+    Run,
+)
+from sparse_mla_verify.inputs.schedules import BASE
+from sparse_mla_verify.peers.point import Point
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 
 from sparse_mla_verify.bench.grid import TRIALS
 from sparse_mla_verify.bench.results import Spread
-from sparse_mla_verify.peers import Call
+from sparse_mla_verify.peers.implementation import Call
 
 Replay = Callable[[], float]  # runs a graph once; microseconds a launch
 

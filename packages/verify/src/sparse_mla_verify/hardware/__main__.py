@@ -11,8 +11,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.progress import TimeElapsedColumn as Elapsed
 from rich.table import Table
 
-from sparse_mla_verify.hardware.record import GPU, GROUPS, Record, names_of, shortcomings
-from sparse_mla_verify.hardware.session import Device, Session
+from sparse_mla_verify.hardware.comparison import Device, Session
+from sparse_mla_verify.hardware.record import (
+    GPU,
+    GROUPS,
+    Record,
+    names_of,
+    shortcomings,
+)
 
 
 class _Bars:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference import float32
-from sparse_mla_reference.fma import fma
+from sparse_mla_reference.instructions.fma import fma
 
 # 8 families x 12 chunks x 2^20 operands: 100,663,296.
 CHUNK = 1 << 20

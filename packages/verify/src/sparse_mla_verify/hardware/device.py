@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparse_mla_verify.gpu import host
+from sparse_mla_verify.evidence.recordings import Host
+from sparse_mla_verify.gpu_runs.gpu import host
 from sparse_mla_verify.hardware import kernels
 from sparse_mla_verify.hardware.arithmetic import OPERATIONS
 from sparse_mla_verify.hardware.hashing import HEAD, HEADS, head_hashes
 from sparse_mla_verify.hardware.instructions import INSTRUCTIONS, PROBLEMS, STEP_BYTES
 from sparse_mla_verify.hardware.sweeps import SWEEPS
-from sparse_mla_verify.recordings import Host
 
 # Heads of one launch of a sweep: 256 MiB of results.
 _HEADS_A_LAUNCH = 8

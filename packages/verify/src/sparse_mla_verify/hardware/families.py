@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference import minifloat
-from sparse_mla_reference.minifloat import Format
+from sparse_mla_reference.formats.minifloat import Format
 
 SIDE = 128
 # Steps of an instruction along K, where there is more than one: the accumulator of each but the

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference import mma_models
-from sparse_mla_reference.mma_models import Model
-from sparse_mla_reference.tensor_core import mma
+from sparse_mla_reference.instructions.mma_models import Model
+from sparse_mla_reference.instructions.tensor_core import mma
 from sparse_mla_verify.hardware import families
 from sparse_mla_verify.hardware.families import SIDE, STEPS
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from sparse_mla_verify.evidence.recordings import Host
 from sparse_mla_verify.hardware import arithmetic, families
 from sparse_mla_verify.hardware.instructions import INSTRUCTIONS
 from sparse_mla_verify.hardware.sweeps import SWEEPS
-from sparse_mla_verify.recordings import Host
 
 SCHEMA = 1
 ALL_ENCODINGS = "all encodings"
@@ -58,8 +58,8 @@ class Part:
 class Compared:
     """An operation: its model against the GPU.
 
-    `tables` is the SHA-256 of the model's constants (`tables_hash`), `machine_code` that of the machine
-    code, `seconds` the wall time until it was compared.
+    `tables` is the SHA-256 of the model's constants (`tables_hash`), `machine_code` that of
+    the machine code, `seconds` the wall time until it was compared.
     """
 
     name: str

@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_reference import bf16, e4m3, e5m2, fp16, libdevice, minifloat, mufu
-from sparse_mla_verify.hardware.hashing import BLOCK, HEAD, block_hash, head_hash
+from sparse_mla_verify.hardware.hashing import (
+    BLOCK,
+    HEAD,
+    block_hash,
+    head_hash,
+)
 
 # Elements that a model gets at once: its temporaries stay in a core's cache.
 _PIECE = 1 << 15

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from sparse_mla_verify.bench.workload import Pool, Workload, padded_ids
-from sparse_mla_verify.cases import COLUMNS, LATENT
-from sparse_mla_verify.peers import Call, Prepared
+from sparse_mla_verify.inputs.cases import COLUMNS, LATENT
+from sparse_mla_verify.peers.implementation import Call, Prepared
+from sparse_mla_verify.peers.workload import Pool, Workload, padded_ids
 
 LIBRARY, INTERFACE = "_flashmla_C.abi3.so", "flash_mla_interface.py"
 IN_VLLM = "vllm.third_party.flashmla.flash_mla_interface"

@@ -19,9 +19,9 @@ from cutlass.cute.runtime import make_fake_tensor
 from cutlass.runtime import make_fake_stream
 
 from sparse_mla_kernel.checks import architecture_of, resolve_device
-from sparse_mla_verify.bench.workload import Workload
-from sparse_mla_verify.cases import HEAD_TILE
-from sparse_mla_verify.peers import Prepared
+from sparse_mla_verify.inputs.cases import HEAD_TILE
+from sparse_mla_verify.peers.implementation import Prepared
+from sparse_mla_verify.peers.workload import Workload
 
 THREADS = 512  # of a CTA of the base schedule
 

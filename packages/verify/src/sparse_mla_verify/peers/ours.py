@@ -8,9 +8,9 @@ from dataclasses import fields
 import torch
 
 from sparse_mla_kernel import CompiledSparse, Schedule, compile_sparse, run_sparse
-from sparse_mla_verify.bench.workload import Workload
-from sparse_mla_verify.cases import LATENT, Signature
-from sparse_mla_verify.peers import Prepared
+from sparse_mla_verify.inputs.cases import LATENT, Signature
+from sparse_mla_verify.peers.implementation import Prepared
+from sparse_mla_verify.peers.workload import Workload
 
 
 class Sparse:

@@ -7,9 +7,9 @@ import math
 
 import torch
 
-from sparse_mla_verify.bench.workload import Workload, padded_ids
-from sparse_mla_verify.cases import COLUMNS, LATENT
-from sparse_mla_verify.peers import Prepared
+from sparse_mla_verify.inputs.cases import COLUMNS, LATENT
+from sparse_mla_verify.peers.implementation import Prepared
+from sparse_mla_verify.peers.workload import Workload, padded_ids
 
 LAUNCHES = 16  # of a graph: a decode is about ten kernels
 LEAST_WIDTH = 16  # of a list, where there are fewer keys

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparse_mla_verify.compare import Comparison
-from sparse_mla_verify.push.cases import (
+from sparse_mla_verify.evidence.push_recordings import PushRecording, Timing, artifacts_of
+from sparse_mla_verify.evidence.recordings import Check
+from sparse_mla_verify.measure.bits import Comparison
+from sparse_mla_verify.push.step_inputs import (
     BATCH,
     CYCLE,
     CYCLE_KEYS,
@@ -33,8 +35,6 @@ from sparse_mla_verify.push.cases import (
     special,
     step_digest,
 )
-from sparse_mla_verify.push.record import PushRecording, Timing, artifacts_of
-from sparse_mla_verify.recordings import Check
 
 if TYPE_CHECKING:
     from sparse_mla_kernel import Stage
@@ -169,7 +169,7 @@ def graph_replay(ranks: int, heads: int, workers: int) -> list[Check]:
 
 def expected_on_device(expected: StepBits, ranks: Sequence[int] | None = None) -> list[Any]:
     """`(latent, lse)` as int16 and int32 tensors, an entry a rank (of `ranks`, or all)."""
-    from sparse_mla_verify.gpu import on_device
+    from sparse_mla_verify.gpu_runs.gpu import on_device
 
     chosen = range(len(expected.latent)) if ranks is None else ranks
     return [
@@ -345,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     # Ranks on streams of their own must not queue behind each other.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    from sparse_mla_verify.gpu import device_name, host
+    from sparse_mla_verify.gpu_runs.gpu import device_name, host
 
     if device_name() is None:
         print("no GPU", file=sys.stderr)
@@ -375,7 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"  {name}: {time.perf_counter() - start:.1f} s", flush=True)
     timings: list[Timing] = []
     if given.bench:
-        from sparse_mla_verify.push.bench import emulated_timings
+        from sparse_mla_verify.push.step_times import emulated_timings
 
         timings = emulated_timings(given.bench)
         for t in timings:

@@ -17,10 +17,10 @@ from sparse_mla_kernel import (
     query_exchange,
     run_dcp,
 )
-from sparse_mla_verify.compare import Comparison, compare_bits
-from sparse_mla_verify.gpu import on_device
-from sparse_mla_verify.push.cases import StepBits, StepCase
-from sparse_mla_verify.runs import POISONS
+from sparse_mla_verify.gpu_runs.gpu import on_device
+from sparse_mla_verify.measure.bits import Comparison, compare_bits
+from sparse_mla_verify.measure.poisoned import POISONS
+from sparse_mla_verify.push.step_inputs import StepBits, StepCase
 
 TIMEOUT_S = 5.0
 

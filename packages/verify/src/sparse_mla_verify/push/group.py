@@ -21,9 +21,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparse_mla_verify.push.cases import BATCH, GROUP_KEYS, WIDTH, StepBits, cycle, predict_steps
-from sparse_mla_verify.push.record import PushRecording, Timing, artifacts_of
-from sparse_mla_verify.recordings import Check
+from sparse_mla_verify.evidence.push_recordings import PushRecording, Timing, artifacts_of
+from sparse_mla_verify.evidence.recordings import Check
+from sparse_mla_verify.push.step_inputs import (
+    BATCH,
+    GROUP_KEYS,
+    WIDTH,
+    StepBits,
+    cycle,
+    predict_steps,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +70,7 @@ class Worker:
         import torch.distributed as dist
 
         from sparse_mla_kernel import DcpMailbox, compile_dcp
-        from sparse_mla_verify.gpu import on_device
+        from sparse_mla_verify.gpu_runs.gpu import on_device
         from sparse_mla_verify.push.emulated import RankInputs
 
         self.job, self.rank = job, rank
@@ -279,7 +286,7 @@ class Worker:
         import torch.distributed as dist
 
         from sparse_mla_kernel import DcpMailbox
-        from sparse_mla_verify.push.bench import group_timings
+        from sparse_mla_verify.push.step_times import group_timings
 
         mailbox = DcpMailbox.symmetric(
             None, self.job.owner_heads, BATCH, timeout_s=TIMEOUT_S, device=self.device
@@ -320,7 +327,7 @@ def work(job: Job, rank: int) -> None:
     """A process's main function; its results go to a file of the job's folder."""
     import torch.distributed as dist
 
-    from sparse_mla_verify.gpu import host
+    from sparse_mla_verify.gpu_runs.gpu import host
 
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
     os.environ["NCCL_NVLS_ENABLE"] = "0"
@@ -338,7 +345,7 @@ def work(job: Job, rank: int) -> None:
 
 def collect(job: Job) -> PushRecording:
     """The ranks' results as one recording: counts summed, timings as the slowest rank's."""
-    from sparse_mla_verify.recordings import Host
+    from sparse_mla_verify.evidence.recordings import Host
 
     found = [json.loads((job.folder / f"rank{r}.json").read_text()) for r in range(job.ranks)]
     checks = []

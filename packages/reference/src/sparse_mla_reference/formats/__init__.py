@@ -1,0 +1,1 @@
+"""Number formats: one table-driven format (``minifloat``) and the four that the kernel meets."""

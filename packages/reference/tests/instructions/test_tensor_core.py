@@ -1,0 +1,424 @@
+"""The tensor-core models against recordings of hardware and against rational arithmetic."""
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sparse_mla_reference import e4m3, minifloat, tensor_core
+from sparse_mla_reference.instructions.tensor_core import (
+    MODELS,
+    SM90_BF16,
+    SM90_E4M3,
+    SM90_F16,
+    mma,
+)
+
+DATA = Path(__file__).parents[1] / "data"
+NAN = 0x7FFFFFFF
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x, np.float32).view(np.uint32)
+
+
+def values(code: np.ndarray) -> list[float]:
+    return e4m3.decode(code).astype(float).tolist()
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, np.ndarray]:
+    """512 instructions on an NVIDIA H200: a [512, 16, 32], b [512, 32, 8], c, d [512, 16, 8]."""
+    with np.load(DATA / "mma_e4m3_m16n8k32_h200.npz") as data:
+        return dict(data)
+
+
+def test_recorded_instructions(recorded):
+    """All 65,536 recorded outputs; half of them with a zero accumulator."""
+    d = mma(recorded["a"], recorded["b"], recorded["c"], model=SM90_E4M3)
+    assert recorded["d"].size == 65_536
+    np.testing.assert_array_equal(bits(d), recorded["d"])
+
+
+def test_the_recording_tells_orders_apart(recorded):
+    """Any other assignment of columns to the two sums fails on it, and so does an exact sum."""
+    permuted = np.concatenate([np.arange(0, 32, 2), np.arange(1, 32, 2)])
+    d = mma(recorded["a"][:, :, permuted], recorded["b"][:, permuted], recorded["c"])
+    assert (bits(d) != recorded["d"]).mean() > 0.2
+    exact = e4m3.decode(recorded["a"]).astype(np.float64) @ e4m3.decode(recorded["b"])
+    assert (bits(exact + recorded["c"]) != recorded["d"]).mean() > 0.2
+
+
+def adversarial(rng: np.random.Generator, shape: tuple[int, int, int]) -> dict[str, tuple]:
+    """Operand families [M, K] and [K, N] of bytes that stress alignment."""
+    m, k, n = shape
+    sign = lambda x: (x | (rng.integers(0, 2, x.shape) << 7)).astype(np.uint8)  # noqa: E731
+    any_finite = lambda s: sign(rng.integers(0, 0x7F, s))  # noqa: E731
+    subnormal = lambda s: sign(rng.integers(0, 8, s))  # noqa: E731
+    extremes = lambda s: sign(rng.choice([0, 1, 2, 7, 8, 9, 0x7D, 0x7E], s))  # noqa: E731
+    mixed = rng.choice([0x01, 0x7E], (m, k)).astype(np.uint8)
+    pair = any_finite((m, k // 2))
+    cancelling = np.concatenate([pair, pair ^ 0x80], axis=1)
+    column = any_finite((k // 2, n))
+    return {
+        "uniform": (any_finite((m, k)), any_finite((k, n))),
+        "subnormal": (subnormal((m, k)), subnormal((k, n))),
+        "extremes": (extremes((m, k)), extremes((k, n))),
+        "one large": (np.where(np.arange(k) == 5, 0x7E, subnormal((m, k))), any_finite((k, n))),
+        "mixed": (mixed, any_finite((k, n))),
+        "cancelling": (cancelling, np.concatenate([column, column])),
+        "sparse": (any_finite((m, k)) * (rng.random((m, k)) < 0.1), any_finite((k, n))),
+        "zero": (sign(np.zeros((m, k), int)), sign(np.zeros((k, n), int))),
+    }
+
+
+FAMILIES = list(adversarial(np.random.default_rng(0), (2, 32, 2)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_against_rationals(family, exact_e4m3_mma):
+    rng = np.random.default_rng(6)
+    m, k, n = 6, 96, 5
+    a, b = (x.astype(np.uint8) for x in adversarial(rng, (m, k, n))[family])
+    c = np.ldexp(rng.standard_normal((m, n)), rng.integers(-20, 30, (m, n))).astype(np.float32)
+    c[rng.random((m, n)) < 0.3] = 0
+    d = mma(a, b, c)
+    for i in range(m):
+        for j in range(n):
+            expected = exact_e4m3_mma(values(a[i]), values(b[:, j]), float(c[i, j]))
+            assert bits(d[i, j]) == bits(expected), (family, i, j)
+
+
+def careful(monkeypatch, *arguments, **options) -> np.ndarray:
+    """mma with nothing taken for an exact dot product."""
+    with monkeypatch.context() as patch:
+        patch.setattr(tensor_core, "_limit", lambda model: 0.0)
+        return mma(*arguments, **options)
+
+
+@pytest.mark.parametrize("spread", range(0, 19, 3))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exact_steps_equal_the_careful_path(family, spread, monkeypatch):
+    """Rows and columns of the family among others whose exponents spread over ``spread`` binades:
+    with few the dot product is exact, with many the careful path takes over."""
+    rng = np.random.default_rng(spread)
+    m, k, n = 24, 160, 40
+    a, b = (
+        e4m3.encode(np.ldexp(rng.standard_normal(s), -rng.integers(0, spread + 1, s)) * 8)
+        for s in ((m, k), (k, n))
+    )
+    hard_a, hard_b = (x.astype(np.uint8) for x in adversarial(rng, (m, k, n))[family])
+    a[::5], b[:, 1::7] = hard_a[::5], hard_b[:, 1::7]
+    a[3, 70], b[150, 8] = 0x7F, 0xFF
+    c = np.ldexp(rng.standard_normal((m, n)), rng.integers(-20, 30, (m, n))).astype(np.float32)
+    np.testing.assert_array_equal(bits(mma(a, b, c)), bits(careful(monkeypatch, a, b, c)))
+
+
+def test_both_paths_are_taken_at_the_threshold(monkeypatch):
+    """32 ones and a least bit: the norm in units of the least bit crosses 2^24 where the bit falls
+    below 2^-9; bits stay those of the careful path on both sides."""
+    calls = []
+    original = tensor_core.aligned_sum
+
+    def counted(*arguments):
+        calls.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr(tensor_core, "aligned_sum", counted)
+    taken = {}
+    for exponent in range(-9, 1):
+        a = np.full((1, 32), 0x38, np.uint8)
+        a[0, 5] = e4m3.encode(np.float32(2.0**exponent))
+        b = np.where(np.arange(32) == 9, np.float32(-(2.0**exponent)), np.float32(60))
+        b = e4m3.encode(b)[:, None]
+        c = np.float32([[0.3]])
+        before = len(calls)
+        d = mma(a, b, c)
+        taken[exponent] = len(calls) > before
+        assert bits(d) == bits(careful(monkeypatch, a, b, c))
+    assert taken[-9]
+    assert not taken[0]
+    switch = min(e for e, by_careful in taken.items() if not by_careful)
+    assert all(taken[e] == (e < switch) for e in taken)
+
+
+@pytest.mark.parametrize(("name", "k"), [("SM90_E4M3", 576), ("SM90_E4M3_AS_F16", 144)])
+def test_narrow_data_takes_the_exact_path(name, k, monkeypatch):
+    """Unit normal operands, as caches hold them, almost never need the careful path."""
+    rng = np.random.default_rng(9)
+    a, b = (e4m3.encode(rng.standard_normal(s)) for s in ((64, k), (k, 64)))
+    seen = []
+    original = tensor_core.aligned_sum
+    monkeypatch.setattr(
+        tensor_core,
+        "aligned_sum",
+        lambda a, b, c, model: (
+            seen.append(a.value.shape[2] * b.value.shape[2]) or original(a, b, c, model)
+        ),
+    )
+    mma(a, b, np.zeros((64, 64), np.float32), model=MODELS[name])
+    assert sum(seen) < 0.05 * 64 * 64 * k / 16
+
+
+def test_chaining_is_successive_instructions():
+    rng = np.random.default_rng(7)
+    a, b = (rng.integers(0, 0x7F, s).astype(np.uint8) for s in ((3, 16, 128), (3, 128, 8)))
+    d = np.zeros((3, 16, 8), np.float32)
+    whole = mma(a, b, d)
+    for k in range(0, 128, 32):
+        d = mma(a[..., k : k + 32], b[:, k : k + 32], d)
+    np.testing.assert_array_equal(bits(whole), bits(d))
+
+
+def test_tiles_and_batches_don_t_change_bits():
+    rng = np.random.default_rng(8)
+    a, b = (rng.integers(0, 0x7F, s).astype(np.uint8) for s in ((2, 1, 70, 64), (3, 64, 900)))
+    c = rng.standard_normal((70, 900)).astype(np.float32)
+    d = mma(a, b, c)
+    assert d.shape == (2, 3, 70, 900)
+    for i, j, row, column in [(0, 0, 0, 0), (1, 2, 69, 899), (0, 1, 33, 450)]:
+        one = mma(
+            a[i, 0, row : row + 1],
+            b[j, :, column : column + 1],
+            c[row : row + 1, column : column + 1],
+        )
+        assert bits(one)[0, 0] == bits(d[i, j])[row, column]
+
+
+def test_nan_reaches_its_row_and_column_alone():
+    a, b = np.full((4, 64), 0x38, np.uint8), np.full((64, 5), 0x38, np.uint8)
+    c = np.zeros((4, 5), np.float32)
+    a[1, 40], b[3, 2], c[3, 4] = 0x7F, 0xFF, np.nan
+    d = bits(mma(a, b, c))
+    nan = np.zeros((4, 5), bool)
+    nan[1], nan[:, 2], nan[3, 4] = True, True, True
+    assert (d[nan] == NAN).all()
+    assert (d[~nan] == bits(np.float32(64))).all()
+
+
+def test_infinite_and_overflowing_accumulators():
+    a, b = np.full((1, 32), 0x7E, np.uint8), np.full((32, 1), 0x7E, np.uint8)
+    big = np.finfo(np.float32).max
+    for c, expected in ((np.inf, np.inf), (-np.inf, -np.inf), (big, big)):
+        assert mma(a, b, np.float32([[c]]))[0, 0] == np.float32(expected)
+
+
+def test_empty_shapes():
+    c = np.ones((2, 3), np.float32)
+    empty = mma(np.zeros((2, 0), np.uint8), np.zeros((0, 3), np.uint8), c)
+    np.testing.assert_array_equal(empty, c)
+    none = mma(np.zeros((0, 32), np.uint8), np.zeros((32, 3), np.uint8), c[:0])
+    assert none.shape == (0, 3)
+
+
+def test_inputs_are_not_changed():
+    a, b, c = (np.full(s, 0x38, np.uint8) for s in ((2, 32), (32, 2), (2, 2)))
+    c = c.astype(np.float32)
+    for x in (a, b, c):
+        x.flags.writeable = False
+    d = mma(a.view(ml_dtypes.float8_e4m3fn), b, c)
+    assert d.flags.writeable
+    assert not np.shares_memory(c, d)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c", "error", "message"),
+    [
+        ("f", "u", "f", TypeError, "a must be float8_e4m3fn or uint8 in .*, got float32"),
+        ("u", "u", "d", TypeError, "c must be float32, got float64"),
+    ],
+)
+def test_wrong_dtypes_are_named(a, b, c, error, message):
+    kinds = {"u": np.uint8, "f": np.float32, "d": np.float64}
+    with pytest.raises(error, match=message):
+        mma(np.zeros((2, 32), kinds[a]), np.zeros((32, 2), kinds[b]), np.zeros((2, 2), kinds[c]))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c", "message"),
+    [
+        ((2, 32), (64, 2), (2, 2), "a and b must share K"),
+        ((2, 48), (48, 2), (2, 2), "K must be a multiple of 32"),
+        ((2, 32), (32, 2), (2, 3), r"c must be \[..., 2, 2\], got \(2, 3\)"),
+        ((32,), (32, 2), (2, 2), "a must have at least 2 dimensions"),
+        ((3, 2, 32), (2, 32, 2), (2, 2), "don't broadcast"),
+    ],
+)
+def test_wrong_shapes_are_named(a, b, c, message):
+    with pytest.raises(ValueError, match=message):
+        mma(np.zeros(a, np.uint8), np.zeros(b, np.uint8), np.zeros(c, np.float32))
+
+
+OPERANDS = {"e4m3": np.uint8, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+
+
+def operand_values(form: minifloat.Format, code: np.ndarray) -> list[float]:
+    return minifloat.decode(code, form).astype(float).tolist()
+
+
+def model_families(rng: np.random.Generator, form: minifloat.Format) -> dict[str, tuple]:
+    """Encodings [M, K] and [K, N] of any format, and accumulators."""
+    m, k, n = 5, 64, 4
+    top = form.max_finite
+    one = (1 << form.exponent_bits - 1) - 1 << form.fraction_bits
+
+    def signed(x: np.ndarray) -> np.ndarray:
+        return (x | (rng.integers(0, 2, x.shape) << (form.bits - 1))).astype(form.dtype)
+
+    def pick(low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+        return tuple(signed(rng.integers(low, high + 1, s)) for s in ((m, k), (k, n)))
+
+    half = signed(rng.integers(0, top + 1, (m, k // 2)))
+    column = signed(rng.integers(0, top + 1, (k // 2, n)))
+    flipped = half ^ form.dtype(1 << (form.bits - 1))
+    interleaved = np.stack([half, flipped], axis=2).reshape(m, k)
+    subnormal = (1 << form.fraction_bits) - 1
+    return {
+        "uniform": pick(0, top),
+        "near one": pick(one - (1 << form.fraction_bits), one + (1 << form.fraction_bits)),
+        "subnormal": pick(0, 2 * subnormal),
+        "subnormal x large": (pick(0, subnormal)[0], pick(top - subnormal, top)[1]),
+        "cancelling": (interleaved, np.repeat(column, 2, axis=0)),
+        "zero": pick(0, 0),
+    }
+
+
+@pytest.mark.parametrize("family", list(model_families(np.random.default_rng(0), minifloat.E4M3)))
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_models_against_rationals(model, family, exact_sum):
+    form = model.operands
+    rng = np.random.default_rng(50)
+    a, b = model_families(rng, form)[family]
+    c = np.ldexp(rng.standard_normal((5, 4)), rng.integers(-30, 20, (5, 4))).astype(np.float32)
+    c[:, 0] = 0
+    c[0] *= np.float32(2.0**-110)
+    d = mma(a.view(OPERANDS[form.name]), b.view(OPERANDS[form.name]), c, model=model)
+    least = -10_000 if model.normalises_subnormals else form.min_exponent
+    bits_kept = {"fraction_bits": model.fraction_bits, "output_bits": model.output_bits}
+    for i, j in np.ndindex(5, 4):
+        x, y = operand_values(form, a[i]), operand_values(form, b[:, j])
+        expected = float(c[i, j])
+        for start in range(0, 64, model.step):
+            t = expected if model.accumulator_inside else 0.0
+            for columns in model.sums:
+                if np.isinf(t):  # and stays so, as the operands are finite
+                    break
+                k = [start + column for column in columns]
+                t = exact_sum([x[q] for q in k], [y[q] for q in k], t, least=least, **bits_kept)
+                with np.errstate(over="ignore"):
+                    t = float(np.float32(t))
+            if not model.accumulator_inside:
+                t = float(np.float32(expected) + np.float32(t))
+            expected = t
+        assert bits(d[i, j]) == bits(np.float32(expected)), (i, j)
+
+
+@pytest.mark.parametrize("spread", [0, 4, 12])
+@pytest.mark.parametrize("start", ["zero", "multiples", "any"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_exact_chains_equal_the_careful_path(model, start, spread, monkeypatch):
+    """Narrow and wide rows and columns side by side, over several steps, with accumulators that are
+    zero, multiples of small powers of two, or anything; and a NaN."""
+    rng = np.random.default_rng(spread)
+    m, k, n = 24, 96, 30
+    form = model.operands
+    a, b = (
+        minifloat.encode(np.ldexp(np.rint(rng.standard_normal(s) * 4),
+                                  -rng.integers(0, spread + 1, s)), form, saturate=True)
+        for s in ((m, k), (k, n))
+    )  # fmt: skip
+    a[::7], b[:, 5] = rng.integers(0, form.max_finite, (4, k)), rng.integers(0, 9, k)
+    b[70, 11], a[4] = form.nan, 0
+    a, b = a.view(OPERANDS[form.name]), b.view(OPERANDS[form.name])
+    c = np.rint(rng.standard_normal((m, n)) * 64).astype(np.float32) / 64
+    if start == "any":
+        c = np.ldexp(rng.standard_normal((m, n)), rng.integers(-140, 30, (m, n)))
+    c = np.zeros((m, n), np.float32) if start == "zero" else c.astype(np.float32)
+    got = mma(a, b, c, model=model)
+    np.testing.assert_array_equal(bits(got), bits(careful(monkeypatch, a, b, c, model=model)))
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_batches_of_small_products_equal_the_careful_path(model, monkeypatch):
+    rng = np.random.default_rng(51)
+    form, shape = model.operands, (40, 16, 32)
+    a = minifloat.encode(rng.standard_normal(shape), form)
+    b = minifloat.encode(rng.standard_normal((40, 32, 8)), form)
+    a[::3] = rng.integers(0, form.max_finite, a[::3].shape)
+    a, b = a.view(OPERANDS[form.name]), b.view(OPERANDS[form.name])
+    c = np.zeros((40, 16, 8), np.float32)
+    c[::2] = rng.standard_normal((20, 16, 8))
+    got = mma(a, b, c, model=model)
+    np.testing.assert_array_equal(bits(got), bits(careful(monkeypatch, a, b, c, model=model)))
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_models_are_whole(model):
+    columns = sorted(column for part in model.sums for column in part)
+    assert columns == list(range(model.step))
+    assert (model.evidence.elements > 0) == (model.evidence.verified is not None)
+    assert model.evidence.source
+    assert model.instruction
+    assert model.sass
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_infinities_and_nan_follow_ieee(dtype):
+    model = SM90_F16 if dtype is np.float16 else SM90_BF16
+    inf, nan = np.inf, np.nan
+    one = np.ones(16, np.float32)
+    cases = [
+        ({3: (inf, 1)}, 0.0, inf),
+        ({3: (inf, -1)}, 0.0, -inf),
+        ({3: (inf, 0)}, 0.0, nan),
+        ({3: (inf, 1), 4: (-inf, 1)}, 0.0, nan),
+        ({3: (nan, 0)}, 0.0, nan),
+        ({3: (inf, 1)}, -inf, nan),
+        ({}, inf, inf),
+        ({}, nan, nan),
+    ]
+    for changes, c, expected in cases:
+        a, b = one.copy(), one.copy()
+        for k, (x, y) in changes.items():
+            a[k], b[k] = x, y
+        d = mma(a.astype(dtype)[None], b.astype(dtype)[:, None], np.float32([[c]]), model=model)
+        want = NAN if np.isnan(expected) else bits(np.float32(expected))
+        assert bits(d)[0, 0] == want, (changes, c)
+
+
+def test_bf16_overflows_to_infinity():
+    a = np.full((1, 16), 3e38).astype(ml_dtypes.bfloat16)
+    zero = np.zeros((1, 1), np.float32)
+    assert mma(a, a.T, zero, model=SM90_BF16)[0, 0] == np.inf
+    assert mma(-a, a.T, zero, model=SM90_BF16)[0, 0] == -np.inf
+
+
+def test_operands_must_suit_the_model():
+    with pytest.raises(TypeError, match="a must be float16 in native byte order, got uint8"):
+        mma(
+            np.zeros((1, 16), np.uint8),
+            np.zeros((16, 1), np.float16),
+            np.zeros((1, 1), np.float32),
+            model=SM90_F16,
+        )
+
+
+@pytest.mark.parametrize("swapped", ["a", "b", "c"])
+def test_another_byte_order_is_refused(swapped):
+    """Its bytes, viewed as encodings, would be other numbers."""
+    args = {
+        "a": np.ones((16, 16), np.float16),
+        "b": np.ones((16, 8), np.float16),
+        "c": np.zeros((16, 8), np.float32),
+    }
+    assert (mma(**args, model=SM90_F16) == 16).all()
+    args[swapped] = args[swapped].astype(args[swapped].dtype.newbyteorder())
+    with pytest.raises(TypeError, match=f"{swapped} must be float.*, got [<>]f"):
+        mma(**args, model=SM90_F16)
+
+
+def test_the_model_is_not_its_name():
+    one = np.full((1, 32), 0x38, np.uint8)
+    with pytest.raises(TypeError, match=r"model must be a Model .*SM90_E4M3.*got 'SM90_E4M3'"):
+        mma(one, one.T, np.zeros((1, 1), np.float32), model="SM90_E4M3")

@@ -1,0 +1,1 @@
+"""Where the error comes from: one rounding at a time."""

@@ -1,0 +1,1 @@
+"""The claims, how each is decided, and the reports."""

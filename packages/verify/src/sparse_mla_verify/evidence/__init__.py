@@ -1,0 +1,1 @@
+"""What claims are decided from, and the files that keep it: recordings of GPU runs."""

@@ -1,0 +1,60 @@
+"""A short run of the kernel alone, for compute-sanitizer.
+
+    compute-sanitizer --tool TOOL --error-exitcode 9 python -m sparse_mla_verify.gpu_runs.sanitize
+
+with memcheck, racecheck and synccheck for TOOL.
+
+Few rows of each kind: a row over several chunks, masked ids, no keys, fewer heads than the buffers
+hold. Nothing is compared; that is the audit's work.
+"""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from sparse_mla_verify.inputs.cases import Case, all_cases
+from sparse_mla_verify.inputs.schedules import BASE, REFERENCE
+
+# Case -> the rows of it that run.
+ROWS = {
+    "counts/edges": (0, 1, 3, 6, 12, 14),
+    "invalid-ids/places": (0, 5, 10, 15, 19, 23, 24, 25),
+    "padded-heads/mailbox": (0, 2),
+    "nan-used/keys-and-query": (0, 2),
+    "head-counts/32": (3,),
+    "rising-max/every-chunk": (0,),
+    "many-keys/chunks": (1, 5, 11),
+}
+
+
+def short_cases(schedule: str = BASE) -> list[Case]:
+    """The rows of `ROWS`, as cases of their own."""
+    chosen = all_cases(sorted({name.split("/")[0] for name in ROWS}), schedule)
+    return [_rows_of(case, ROWS[case.name]) for case in chosen if case.name in ROWS]
+
+
+def _rows_of(case: Case, rows: tuple[int, ...]) -> Case:
+    pick = np.array(rows)
+    return replace(case, query=case.query[pick], rows=case.rows[pick], valid=case.valid[pick])
+
+
+def main() -> int:
+    """Run every short case once on each schedule; 0 when all ran, 2 without a GPU."""
+    from sparse_mla_verify.gpu_runs.gpu import GpuRunner, device_name
+    from sparse_mla_verify.measure.poisoned import poisoned
+
+    if device_name() is None:
+        print("no GPU", file=sys.stderr)
+        return 2
+    runner = GpuRunner()
+    for schedule in REFERENCE:
+        for case in short_cases(schedule):
+            runner(case, *poisoned(case, "NaN"))
+            cubin = runner.artifacts[case.signature.key].code_sha256
+            print(f"{schedule}, {case.name}: {case.tiles} tiles ran of {cubin}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

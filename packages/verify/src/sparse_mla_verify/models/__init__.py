@@ -1,0 +1,1 @@
+"""Models other than the reference: the same decode with one step changed."""

@@ -1,0 +1,1 @@
+"""Faults planted on purpose, and whether the checks catch them."""

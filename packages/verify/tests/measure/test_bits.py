@@ -1,0 +1,62 @@
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sparse_mla_verify.measure.bits import compare_bits
+
+
+def floats(*values):
+    return np.array(values, np.float32)
+
+
+def test_equal_arrays_are_the_same():
+    a = floats(1, -0.0, np.nan, np.inf)
+    assert compare_bits("a", a, a.copy()).same
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [
+        (0.0, -0.0),
+        (np.nan, 1.0),
+        (1.0, np.nan),
+        (np.inf, -np.inf),
+        (1.0, np.nextafter(np.float32(1), np.float32(2))),
+    ],
+)
+def test_one_differing_element_is_found_where_it_is(expected, actual):
+    a, e = np.zeros((3, 4), np.float32), np.zeros((3, 4), np.float32)
+    a[1, 2], e[1, 2] = actual, expected
+    found = compare_bits("x", a, e)
+    assert (found.same, found.differing, found.elements) == (False, 1, 12)
+    assert found.first[0].index == (1, 2)
+    assert found.first[0].expected_bits == int(np.float32(expected).view(np.uint32))
+    assert found.first[0].actual_bits == int(np.float32(actual).view(np.uint32))
+    assert "[1, 2]: expected 0x" in str(found)
+
+
+def test_nan_payloads_differ():
+    a, b = (np.array([p], np.uint32).view(np.float32) for p in (0x7FFFFFFF, 0x7FC00000))
+    assert compare_bits("nan", a, b).differing == 1
+
+
+def test_an_all_nan_output_differs_everywhere():
+    got = np.full(100, np.nan, ml_dtypes.bfloat16)
+    assert compare_bits("x", got, np.ones(100, ml_dtypes.bfloat16)).differing == 100
+
+
+def test_bf16_and_its_encodings_compare():
+    a = np.array([1.0, -2.5], ml_dtypes.bfloat16)
+    assert compare_bits("x", a, a.view(np.uint16)).same
+    assert compare_bits("x", a, a.view(np.uint16) ^ np.uint16(1)).first[0].expected == 1.0078125
+
+
+def test_nothing_compared_is_not_the_same():
+    assert not compare_bits("none", floats(), floats()).same
+
+
+def test_shapes_and_widths_must_agree():
+    with pytest.raises(ValueError, match="must be the same"):
+        compare_bits("x", np.zeros(3, np.float32), np.zeros((3, 1), np.float32))
+    with pytest.raises(ValueError, match="must be the same"):
+        compare_bits("x", np.zeros(3, np.float32), np.zeros(3, np.uint16))
