@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 from cutlass import Float32, Int32, const_expr, cute
 from cutlass.memory import SmemAllocator
 
-from sparse_mla_kernel.checks import check_cap, check_geometry, check_push, check_schedule
+from sparse_mla_kernel.checks import check_cap, check_push
 from sparse_mla_kernel.kernels.base.gather import split_keys
 from sparse_mla_kernel.kernels.base.layout import PV_TILES, THREADS, shared_layout
 from sparse_mla_kernel.kernels.base.logits import scaled_logits
@@ -14,6 +16,7 @@ from sparse_mla_kernel.kernels.base.merge import MailboxSink, RowSink, TensorSin
 from sparse_mla_kernel.kernels.base.partial import accumulate, rescale
 from sparse_mla_kernel.kernels.base.query import MailboxQuery, QuerySource, TensorQuery
 from sparse_mla_kernel.kernels.base.softmax import raise_max, raise_sum, store_p, store_warp_max
+from sparse_mla_kernel.kernels.launch import DecodeKernel
 from sparse_mla_kernel.mailbox.device import DeviceMailbox
 from sparse_mla_kernel.mailbox.layout import MailboxLayout
 from sparse_mla_kernel.ptx.copy import mbarrier_arrive_expect_tx
@@ -21,7 +24,7 @@ from sparse_mla_kernel.ptx.shared_memory import store_shared_b32
 from sparse_mla_kernel.schedule import BASE, TILE_HEADS, Schedule
 
 
-class SparseDcpDecode:
+class SparseDcpDecode(DecodeKernel):
     """The kernel for one batch shape. Its grid is ``(heads / 16 * split, batch, 1)``.
 
     Args:
@@ -48,54 +51,22 @@ class SparseDcpDecode:
         *,
         schedule: Schedule = BASE,
     ) -> None:
-        check_geometry(batch, heads, padded, width)
-        check_schedule(schedule, "e4m3")
+        super().__init__(batch, heads, padded, width, schedule, "base")
         if push is not None:
             check_push(push, heads, push[2])
             check_cap(push[2], batch)
-        self.batch = batch
-        self.heads = heads
-        self.padded = padded
-        self.width = width
-        self.schedule = schedule
         self.push = push
         self.box = None if push is None else MailboxLayout(padded, *push)
         self.layout = shared_layout(schedule, push=push is not None)
 
-    @cute.jit
-    def __call__(
-        self,
-        mQuery: cute.Tensor,
-        mKv: cute.Tensor,
-        mRows: cute.Tensor,
-        mValid: cute.Tensor,
-        mLatent: cute.Tensor,
-        mLse: cute.Tensor,
-        scale_log2: Float32,
-        out_scale: Float32,
-        stream: object,
-    ) -> None:
-        """Launch on ``stream``, as a programmatic dependent of what runs there.
-
-        Args:
-            mQuery: ``[cap, padded, 576]`` E4M3 bytes.
-            mKv: ``[N, 576]`` E4M3 bytes.
-            mRows: ``[>= batch, width]`` int32.
-            mValid: ``[>= batch]`` int32.
-            mLatent: ``[batch, padded, 512]`` BF16, out.
-            mLse: ``[batch, padded]`` f32, out.
-            scale_log2: Softmax scale x tensor scales x log2(e).
-            out_scale: The V scale.
-            stream: A DSL stream handle.
-        """
+    def shape(self) -> dict[str, Any]:
+        """A cluster of ``split`` CTAs for each tile of 16 heads of each row."""
         split = self.schedule.split
-        self.kernel(mQuery, mKv, mRows, mValid, mLatent, mLse, scale_log2, out_scale).launch(
-            grid=(self.heads // TILE_HEADS * split, self.batch, 1),
-            block=(THREADS, 1, 1),
-            cluster=(split, 1, 1),
-            stream=stream,
-            use_pdl=True,
-        )
+        return {
+            "grid": (self.heads // TILE_HEADS * split, self.batch, 1),
+            "block": (THREADS, 1, 1),
+            "cluster": (split, 1, 1),
+        }
 
     @cute.jit
     def launch_push(
@@ -108,18 +79,19 @@ class SparseDcpDecode:
         mail: DeviceMailbox,
         stream: object,
     ) -> None:
-        """Launch in push mode: query and result are in mailboxes, the other arguments as above.
+        """Launch in push mode: the query and the merged rows are in mailboxes.
 
         Args:
+            mKv: As :meth:`__call__`, like all arguments but ``mail``.
+            mRows: See ``mKv``.
+            mValid: See ``mKv``.
+            scale_log2: See ``mKv``.
+            out_scale: See ``mKv``.
             mail: This rank's mailbox.
+            stream: See ``mKv``.
         """
-        split = self.schedule.split
         self.push_kernel(mKv, mRows, mValid, scale_log2, out_scale, mail).launch(
-            grid=(self.heads // TILE_HEADS * split, self.batch, 1),
-            block=(THREADS, 1, 1),
-            cluster=(split, 1, 1),
-            stream=stream,
-            use_pdl=True,
+            stream=stream, use_pdl=True, **self.shape()
         )
 
     @cute.kernel
@@ -149,7 +121,7 @@ class SparseDcpDecode:
         mail: DeviceMailbox,
     ) -> None:
         """The entry of push mode: query and rows in mailboxes; arguments as :meth:`launch_push`."""
-        query = MailboxQuery(mail, self.box)
+        query = MailboxQuery(mail, self.box)  # type: ignore[arg-type]  # given in push mode
         self.attend(query, mKv, mRows, mValid, MailboxSink(query), scale_log2, out_scale)
 
     @cute.jit

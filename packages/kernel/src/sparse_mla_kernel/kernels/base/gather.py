@@ -6,14 +6,14 @@ import cutlass
 from cutlass import Int32, const_expr, cute
 
 from sparse_mla_kernel.io.rows import cache_row, is_cached
-from sparse_mla_kernel.kernels.base.layout import ROW_STRIDE_BYTES, SharedLayout
+from sparse_mla_kernel.kernels.base.layout import MMA_K, ROW_STRIDE_BYTES, SharedLayout
 from sparse_mla_kernel.ptx.copy import (
     bulk_copy_to_shared,
     fence_proxy_async_shared,
     mbarrier_arrive_expect_tx,
 )
 from sparse_mla_kernel.ptx.shared_memory import store_shared_b32, store_zero_shared_b128
-from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, STEP, TILE_HEADS
+from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, TILE_HEADS
 
 
 @cute.jit
@@ -62,7 +62,7 @@ def gather_chunk(
         store_shared_b32(smem + layout.live + 4 * t, live)
 
         row_address = smem + layout.kv + t * ROW_STRIDE_BYTES
-        if live == 0 and t < (count + (STEP - 1)) // STEP * STEP:
+        if live == 0 and t < (count + (MMA_K - 1)) // MMA_K * MMA_K:
             for i in cutlass.range_constexpr(LATENT_COLUMNS // 16):
                 store_zero_shared_b128(row_address + 16 * i)
 

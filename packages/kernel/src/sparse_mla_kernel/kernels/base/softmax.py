@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Float32, Int32, cute
 
 from sparse_mla_kernel.arithmetic.softmax import exponent_bias, numerator, rescale_factor
-from sparse_mla_kernel.kernels.base.layout import SharedLayout
+from sparse_mla_kernel.kernels.base.layout import TILE_KEYS, SharedLayout
 from sparse_mla_kernel.ptx.math import add_rn, fma_rn, max_f32
 from sparse_mla_kernel.ptx.shared_memory import (
     load_shared_b32,
@@ -14,7 +14,7 @@ from sparse_mla_kernel.ptx.shared_memory import (
     store_fp8_pair_shared,
     store_shared_f32,
 )
-from sparse_mla_kernel.schedule import TILE_HEADS, TILE_KEYS
+from sparse_mla_kernel.schedule import TILE_HEADS
 
 
 @cute.jit

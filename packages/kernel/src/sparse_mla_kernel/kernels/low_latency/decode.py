@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr, cute
 from cutlass.memory import SmemAllocator
 
 from sparse_mla_kernel.arithmetic.finish import lse_log2, normalise
-from sparse_mla_kernel.checks import check_geometry, check_schedule
 from sparse_mla_kernel.io.sink import write_columns, write_lse
+from sparse_mla_kernel.kernels.launch import DecodeKernel
 from sparse_mla_kernel.kernels.low_latency.exchange import accumulate_from, expect_p, push_p
 from sparse_mla_kernel.kernels.low_latency.gather import (
     copied_key,
@@ -32,13 +34,13 @@ from sparse_mla_kernel.kernels.low_latency.layout import (
     HANDED_OVER,
     KEYS_ASKED,
     MEETING,
+    MMA_K,
     MULTIPLY_REGISTERS,
     MULTIPLYING,
     PAIR_KEYS,
     QUARTER_COLUMNS,
     QUERY_ASKED,
     RESIDENT_CLUSTERS,
-    STEP,
     THREADS,
     UNIT_COLUMNS,
     WARP,
@@ -76,7 +78,7 @@ def tiles_of(batch: int, heads: int, split: int) -> int:
     return 1 if tiles % 2 or batch * tiles <= RESIDENT_CLUSTERS[split] else 2
 
 
-class LowLatencyDecode:
+class LowLatencyDecode(DecodeKernel):
     """The kernel of an FP16 schedule for one batch shape; latent mode alone.
 
     A cluster is the ``split`` CTAs of one row and 16 or 32 heads. Which of these decides no bit.
@@ -86,7 +88,7 @@ class LowLatencyDecode:
         heads: Query heads that are used: a multiple of 16, at most ``padded``.
         padded: Query heads that a row of ``query``, ``latent`` and ``lse`` has.
         width: Row ids that a row's list holds.
-        schedule: Order of rounding; its ``mma`` is ``"f16"``.
+        schedule: Order of rounding; its ``kernel`` is ``"low_latency"``.
 
     Raises:
         ValueError: An argument is out of range.
@@ -101,49 +103,18 @@ class LowLatencyDecode:
         *,
         schedule: Schedule = LOW_LATENCY,
     ) -> None:
-        check_geometry(batch, heads, padded, width)
-        check_schedule(schedule, "f16")
-        self.batch = batch
-        self.heads = heads
-        self.padded = padded
-        self.width = width
-        self.schedule = schedule
+        super().__init__(batch, heads, padded, width, schedule, "low_latency")
         self.layout = shared_layout(schedule, tiles_of(batch, heads, schedule.split))
 
-    @cute.jit
-    def __call__(
-        self,
-        mQuery: cute.Tensor,
-        mKv: cute.Tensor,
-        mRows: cute.Tensor,
-        mValid: cute.Tensor,
-        mLatent: cute.Tensor,
-        mLse: cute.Tensor,
-        scale_log2: Float32,
-        out_scale: Float32,
-        stream: object,
-    ) -> None:
-        """Launch on ``stream``, as a programmatic dependent of what runs there.
-
-        Args:
-            mQuery: ``[cap, padded, 576]`` E4M3 bytes.
-            mKv: ``[N, 576]`` E4M3 bytes.
-            mRows: ``[>= batch, width]`` int32.
-            mValid: ``[>= batch]`` int32.
-            mLatent: ``[batch, padded, 512]`` BF16, out.
-            mLse: ``[batch, padded]`` f32, out.
-            scale_log2: Softmax scale x tensor scales x log2(e).
-            out_scale: The V scale.
-            stream: A DSL stream handle.
-        """
-        self.kernel(mQuery, mKv, mRows, mValid, mLatent, mLse, scale_log2, out_scale).launch(
-            grid=(self.heads // self.layout.heads * self.schedule.split, self.batch, 1),
-            block=(THREADS, 1, 1),
-            cluster=(self.schedule.split, 1, 1),
-            stream=stream,
-            use_pdl=True,
-            min_blocks_per_mp=1,
-        )
+    def shape(self) -> dict[str, Any]:
+        """A cluster of ``split`` CTAs for 16 or 32 heads of each row."""
+        split = self.schedule.split
+        return {
+            "grid": (self.heads // self.layout.heads * split, self.batch, 1),
+            "block": (THREADS, 1, 1),
+            "cluster": (split, 1, 1),
+            "min_blocks_per_mp": 1,
+        }
 
     @cute.kernel
     def kernel(
@@ -157,7 +128,7 @@ class LowLatencyDecode:
         scale_log2: Float32,
         out_scale: Float32,
     ) -> None:
-        """What a CTA does, from the query bytes to its share of the row; arguments as above."""
+        """What a CTA does, from query bytes to its share of the row; arguments as ``__call__``."""
         layout = self.layout
         schedule = self.schedule
         split = schedule.split
@@ -281,7 +252,7 @@ class LowLatencyDecode:
         if most <= CHUNK:
             cute.arch.barrier_arrive(barrier_id=KEYS_ASKED, number_of_threads=THREADS)
         cute.arch.cluster_wait()  # all CTAs have their barriers
-        rQuery = cute.make_rmem_tensor((2, 2 * layout.tiles, QUARTER_COLUMNS // STEP), Uint32)
+        rQuery = cute.make_rmem_tensor((2, 2 * layout.tiles, QUARTER_COLUMNS // MMA_K), Uint32)
         cute.arch.mbarrier_wait(storage + layout.query_barrier, 0)
         query_fragments(rQuery, smem, layout)
         cute.arch.mbarrier_wait(storage + layout.first_barrier, 0)

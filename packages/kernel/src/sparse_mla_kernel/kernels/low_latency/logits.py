@@ -11,9 +11,9 @@ from sparse_mla_kernel.kernels.low_latency.layout import (
     BUFFERS,
     CHUNK,
     LOGIT_STRIDE_BYTES,
+    MMA_K,
     QUARTER_COLUMNS,
     QUARTERS,
-    STEP,
     WARPS,
     SharedLayout,
 )
@@ -55,8 +55,8 @@ def quarter_logits(
     q = lane % 4
     sums = smem + layout.logit + chunk % 2 * layout.logit_bytes
     sums += quarter * (layout.heads * LOGIT_STRIDE_BYTES)
-    for m in cutlass.range_constexpr(CHUNK // STEP // KEY_WARPS):
-        first_key = STEP * (KEY_WARPS * m + cute.arch.warp_idx() // QUARTERS)
+    for m in cutlass.range_constexpr(CHUNK // MMA_K // KEY_WARPS):
+        first_key = MMA_K * (KEY_WARPS * m + cute.arch.warp_idx() // QUARTERS)
         if first_key < count:
             rSum = cute.make_rmem_tensor((4, 2 * layout.tiles), Float32)  # (fragment, 8 heads)
             rSum.fill(0.0)
@@ -64,8 +64,8 @@ def quarter_logits(
             key = chunk % BUFFERS * CHUNK + first_key + g
             rows = smem + layout.keys + key * ROW_STRIDE_BYTES
             columns = rows + quarter * QUARTER_COLUMNS + 4 * q
-            for step in cutlass.range_constexpr(QUARTER_COLUMNS // STEP):
-                address = columns + STEP * step
+            for step in cutlass.range_constexpr(QUARTER_COLUMNS // MMA_K):
+                address = columns + MMA_K * step
                 rKey[0], rKey[2] = cvt_e4m3x4_f16x4(load_shared_b32(address))
                 rKey[1], rKey[3] = cvt_e4m3x4_f16x4(load_shared_b32(address + 8 * ROW_STRIDE_BYTES))
                 for tile in cutlass.range_constexpr(2 * layout.tiles):

@@ -9,9 +9,9 @@ from sparse_mla_kernel.kernels.base.layout import ROW_STRIDE_BYTES
 from sparse_mla_kernel.kernels.low_latency.layout import (
     BUFFERS,
     CHUNK,
+    MMA_K,
     PAIR_BYTES,
     PAIR_KEYS,
-    STEP,
     UNIT_COLUMNS,
     WARP_COLUMNS,
     WARPS,
@@ -67,7 +67,7 @@ def fragment_bytes(
     lane = cute.arch.lane_idx()
     upper = lane // 4 % 2
     slot = 16 * (4 * cute.arch.warp_idx() + lane % 4) + 8 * (lane // 8 % 2)
-    offset = lane // STEP * PAIR_BYTES + slot
+    offset = lane // MMA_K * PAIR_BYTES + slot
     low, high = rP[0], rP[0]
     if const_expr(layout.tiles == 1):
         offset += 4 * upper
