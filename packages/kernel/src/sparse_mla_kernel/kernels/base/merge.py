@@ -169,7 +169,8 @@ class TensorSink:
                 merge_columns(rRow, rWeight, smem, warp, column, layout)
                 low, high = normalise(rRow, total, output_factor(total, out_scale))  # R15
                 gRow = self.mLatent[self.row, head, None].iterator
-                write_columns(gRow + (self.cta * layout.cta_columns + column), low, high)
+                gColumns = gRow + (self.cta * layout.cta_columns + column)
+                write_columns(gColumns, low, high)
         if self.cta == 0 and lane == 0:
             write_lse(self.mLse, self.row, head, lse_log2(top, total))  # R14
 
