@@ -348,7 +348,7 @@ def test_a_kernel_is_compiled_beforehand(
         ({"heads": 24}, "heads is 24"),
         ({"cap": 1}, "cap is 1"),
         ({"arch": "sm_80"}, "arch is"),
-        ({"schedule": "base"}, "schedule is"),
+        ({"schedule": "base"}, "schedule must be a sparse_mla_kernel.Schedule, got a builtins.str"),
         ({"push": (8, 1, 3)}, "push is"),
     ],
 )

@@ -68,7 +68,7 @@ def test_sizes_out_of_range(change: dict[str, object], error: type[Exception], s
 
 @pytest.mark.parametrize("field", ["split", "chunk", "qk_chains"])
 def test_schedules_out_of_range(field: str) -> None:
-    with pytest.raises(ValueError, match=f"{field} is 0; with mma 'e4m3' it may be"):
+    with pytest.raises(ValueError, match=f"{field} must be one of .* for kernel 'base', got 0"):
         Schedule(**{field: 0})
 
 
@@ -127,9 +127,9 @@ def test_low_latency_fits_the_shared_memory_of_an_sm(split: int, tiles: int) -> 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"mma": "bf16"}, "mma is 'bf16'; it may be 'e4m3' or 'f16'"),
-        ({"mma": "f16"}, "qk_chains is 2; with mma 'f16' it may be 4"),
-        ({"deal": 8}, "deal is 8; with mma 'e4m3' it may be 0"),
+        ({"kernel": "bf16"}, "kernel must be 'base' or 'low_latency', got 'bf16'"),
+        ({"kernel": "low_latency"}, "qk_chains must be one of 4 for kernel 'low_latency', got 2"),
+        ({"deal": 8}, "deal must be one of 0 for kernel 'base', got 8"),
     ],
 )
 def test_fields_that_do_not_go_together(change: dict[str, object], says: str) -> None:
@@ -138,7 +138,9 @@ def test_fields_that_do_not_go_together(change: dict[str, object], says: str) ->
 
 
 def test_low_latency_has_no_push_mode() -> None:
-    with pytest.raises(ValueError, match=r"schedule\.mma is 'f16'; in push mode it may be 'e4m3'"):
+    with pytest.raises(
+        ValueError, match=r"schedule\.kernel must be 'base' in push mode, got 'low_latency'"
+    ):
         cross_compile(2, 48, 48, 128, 4, push=(12, 4, 4), schedule=LOW_LATENCY)
 
 
@@ -146,18 +148,24 @@ def test_a_schedule_is_this_packages_own() -> None:
     class Schedule:
         """Another package's."""
 
-    with pytest.raises(TypeError, match=r"schedule is a .*Schedule; it may be a sparse_mla_kernel"):
+    with pytest.raises(
+        TypeError, match=r"schedule must be a sparse_mla_kernel\.Schedule, got a .*Schedule"
+    ):
         cross_compile(**SIZES, schedule=Schedule())
-    with pytest.raises(TypeError, match=r"split is 4\.0, a float"):
+    with pytest.raises(TypeError, match=r"split must be an int, got 4\.0 \(float\)"):
         schedule_module.Schedule(split=4.0)
 
 
 def test_each_kernel_runs_its_own_kind_of_schedule() -> None:
-    with pytest.raises(ValueError, match=r"schedule\.mma is 'f16'; it may be 'e4m3' here"):
+    with pytest.raises(
+        ValueError, match=r"schedule\.kernel must be 'base' here, got 'low_latency'"
+    ):
         SparseDcpDecode(2, 32, 48, 128, schedule=LOW_LATENCY)
-    with pytest.raises(ValueError, match=r"schedule\.mma is 'e4m3'; it may be 'f16' here"):
+    with pytest.raises(
+        ValueError, match=r"schedule\.kernel must be 'low_latency' here, got 'base'"
+    ):
         LowLatencyDecode(2, 32, 48, 128, schedule=BASE)
-    with pytest.raises(ValueError, match=r"schedule\.mma is 'f16'; it may be 'e4m3' here"):
+    with pytest.raises(ValueError, match=r"schedule\.kernel must be 'base' in push mode, got 'low"):
         cross_compile_step(2, 16, MailboxLayout(96, 12, 8, 5), schedule=LOW_LATENCY)
     with pytest.raises(ValueError, match="arch is 'sm_80'; it may be sm_90a"):
         cross_compile_step(2, 16, MailboxLayout(96, 12, 8, 5), "sm_80")

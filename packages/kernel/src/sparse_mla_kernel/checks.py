@@ -6,15 +6,9 @@ import numbers
 
 import torch
 
+from sparse_mla_kernel.registry import ARCHITECTURES, KERNELS
 from sparse_mla_kernel.schedule import ROW_COLUMNS, TILE_HEADS, Schedule
 
-#: Compute capabilities that the kernel compiles for.
-ARCHITECTURES = {
-    (9, 0): "sm_90a",
-    (10, 0): "sm_100a",
-    (10, 3): "sm_103a",
-    (12, 0): "sm_120a",
-}
 #: The owner merge keeps three words of every rank in registers.
 MAX_RANKS = 32
 BYTES = (torch.uint8, torch.float8_e4m3fn)
@@ -87,21 +81,29 @@ def check_push(push: object, heads: int, cap: int) -> None:
         raise ValueError(f"push's cap is {rows}; it may be the q mailbox's, which is {cap}")
 
 
-def check_schedule(schedule: object, mma: str | None = None) -> None:
-    """Raise unless ``schedule`` is this package's, and multiplies by ``mma`` where that is given.
+def check_schedule(schedule: object, kernel: str | None = None, mode: str | None = None) -> None:
+    """Raise unless ``schedule`` is this package's, and of a kernel that is asked for.
+
+    Args:
+        schedule: What was passed.
+        kernel: The name of the kernel that must run it; any if left out.
+        mode: The mode that its kernel must have; any if left out.
 
     Raises:
         TypeError: It is something else, also another package's class of the same name.
-        ValueError: It multiplies by another instruction than the kernel does.
+        ValueError: Another kernel runs it, or its kernel does not have the mode.
     """
     if not isinstance(schedule, Schedule):
         kind = type(schedule)
         raise TypeError(
-            f"schedule is a {kind.__module__}.{kind.__qualname__}; "
-            "it may be a sparse_mla_kernel.Schedule"
+            "schedule must be a sparse_mla_kernel.Schedule, "
+            f"got a {kind.__module__}.{kind.__qualname__}"
         )
-    if mma is not None and schedule.mma != mma:
-        raise ValueError(f"schedule.mma is {schedule.mma!r}; it may be {mma!r} here")
+    if kernel is not None and schedule.kernel != kernel:
+        raise ValueError(f"schedule.kernel must be {kernel!r} here, got {schedule.kernel!r}")
+    if mode is not None and mode not in schedule.entry.modes:
+        able = " or ".join(repr(name) for name, k in KERNELS.items() if mode in k.modes)
+        raise ValueError(f"schedule.kernel must be {able} in {mode} mode, got {schedule.kernel!r}")
 
 
 def check_arch(arch: object) -> None:

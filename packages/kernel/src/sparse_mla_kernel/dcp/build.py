@@ -12,6 +12,7 @@ from sparse_mla_kernel.dcp.step import DcpStep
 from sparse_mla_kernel.host.build import Entry, decode_entry, fake, fake_mailbox, key_tensors
 from sparse_mla_kernel.kernels.base.decode import SparseDcpDecode
 from sparse_mla_kernel.mailbox.layout import MailboxLayout
+from sparse_mla_kernel.registry import PUSH
 from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, Schedule
 
 
@@ -21,7 +22,7 @@ def step_entries(
     """What is compiled of a step, and the types that each is called with."""
     if not isinstance(box, MailboxLayout):
         raise TypeError(f"box is a {type(box).__name__}; it may be a MailboxLayout")
-    check_schedule(schedule, "e4m3")
+    check_schedule(schedule, mode=PUSH)
     push = (box.owner_heads, box.ranks, box.cap)
     decode = SparseDcpDecode(batch, box.heads, box.padded, width, push, schedule=schedule)
     step = DcpStep(QueryExchange(batch, box), decode, OwnerMerge(batch, box))

@@ -13,6 +13,7 @@ from sparse_mla_kernel.checks import check_arch, check_schedule
 from sparse_mla_kernel.host.artifact import Artifact
 from sparse_mla_kernel.host.compile import artifact_of, obtain
 from sparse_mla_kernel.mailbox.layout import MailboxLayout
+from sparse_mla_kernel.registry import PUSH
 from sparse_mla_kernel.schedule import BASE, Schedule
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def compile_step(
     """
     if not isinstance(box, MailboxLayout):
         raise TypeError(f"box is a {type(box).__name__}; it may be a MailboxLayout")
-    check_schedule(schedule, "e4m3")
+    check_schedule(schedule, mode=PUSH)
 
     def entry(name: str) -> Entry:
         from sparse_mla_kernel.dcp.build import step_entries

@@ -30,7 +30,7 @@ from sparse_mla_kernel.mailbox.layout import (
     TICKET,
     MailboxLayout,
 )
-from sparse_mla_kernel.mailbox.waits import Stage, gives_up
+from sparse_mla_kernel.mailbox.waits import Stage, poll
 from sparse_mla_kernel.ptx.convert import as_f32, cvt_bf16x2
 from sparse_mla_kernel.ptx.global_memory import store_global_b32x2
 from sparse_mla_kernel.ptx.math import add_rn, div_rn, ex2_approx_ftz, fma_rn, max_f32, sub_rn
@@ -136,17 +136,20 @@ def _receive_lse(
     Returns:
         Whether this thread gave up.
     """
-    missing = _load_lse(rLse, mail, parity, row, head, box)
-    lost = Boolean(False)
-    if missing >= 0:
-        began = cute.arch.globaltimer()
-        spins = Int32(0)
-        while missing >= 0 and not lost:
-            missing = _load_lse(rLse, mail, parity, row, head, box)
-            spins += 1
-            if missing >= 0:
-                lost = gives_up(spins, began, mail, Stage.PARTIAL, missing, row, head)
-    return lost
+    return poll(
+        lambda: _load_lse(rLse, mail, parity, row, head, box),
+        _is_rank,
+        lambda rank: rank,
+        mail,
+        Stage.PARTIAL,
+        row,
+        head,
+    )
+
+
+def _is_rank(missing: Int32) -> Boolean:
+    """Whether a look named a rank whose word is missing."""
+    return missing >= 0
 
 
 @cute.jit
@@ -187,17 +190,15 @@ def _receive_payload(
     Returns:
         Whether this thread gave up.
     """
-    missing = _load_payload(rPair, rLse, mail, parity, row, head, box)
-    lost = Boolean(False)
-    if missing >= 0:
-        began = cute.arch.globaltimer()
-        spins = Int32(0)
-        while missing >= 0 and not lost:
-            missing = _load_payload(rPair, rLse, mail, parity, row, head, box)
-            spins += 1
-            if missing >= 0:
-                lost = gives_up(spins, began, mail, Stage.PARTIAL, missing, row, head)
-    return lost
+    return poll(
+        lambda: _load_payload(rPair, rLse, mail, parity, row, head, box),
+        _is_rank,
+        lambda rank: rank,
+        mail,
+        Stage.PARTIAL,
+        row,
+        head,
+    )
 
 
 @cute.jit

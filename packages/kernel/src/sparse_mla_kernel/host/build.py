@@ -5,6 +5,7 @@ Importing the DSL takes seconds. A process that finds its kernels in the cache d
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,12 @@ from cutlass.base_dsl.compiler import DumpDir, EnableTVMFFI, GPUArch, KeepCUBIN,
 from cutlass.cute.runtime import make_fake_tensor
 from cutlass.runtime import make_fake_stream
 
+from sparse_mla_kernel.checks import check_schedule
 from sparse_mla_kernel.host import cache
 from sparse_mla_kernel.kernels.base.decode import SparseDcpDecode
-from sparse_mla_kernel.kernels.low_latency.decode import LowLatencyDecode
+from sparse_mla_kernel.kernels.launch import DecodeKernel
 from sparse_mla_kernel.mailbox.device import DeviceMailbox
+from sparse_mla_kernel.registry import LATENT, PUSH
 from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, Schedule
 
 Push = tuple[int, int, int]
@@ -27,17 +30,19 @@ Push = tuple[int, int, int]
 
 def decode_kernel(
     batch: int, heads: int, padded: int, width: int, push: Push | None, schedule: Schedule
-) -> SparseDcpDecode | LowLatencyDecode:
+) -> DecodeKernel:
     """The kernel that runs a schedule.
 
     Raises:
-        ValueError: A size is out of range, or the schedule has no push mode.
+        TypeError: A size is no int.
+        ValueError: A size is out of range, or the schedule's kernel has no push mode.
     """
-    if schedule.mma == "e4m3":
-        return SparseDcpDecode(batch, heads, padded, width, push, schedule=schedule)
-    if push is not None:
-        raise ValueError("schedule.mma is 'f16'; in push mode it may be 'e4m3'")
-    return LowLatencyDecode(batch, heads, padded, width, schedule=schedule)
+    check_schedule(schedule, mode=LATENT if push is None else PUSH)
+    entry = schedule.entry
+    module = importlib.import_module(f"sparse_mla_kernel.kernels.{entry.folder}.decode")
+    arguments = (batch, heads, padded, width) + (() if push is None else (push,))
+    kernel: DecodeKernel = getattr(module, entry.decode)(*arguments, schedule=schedule)
+    return kernel
 
 
 Entry = tuple[Callable[..., None], tuple[object, ...]]
@@ -65,7 +70,7 @@ def object_file(compiled: Any) -> bytes:
         return path.read_bytes()
 
 
-def decode_entry(kernel: SparseDcpDecode | LowLatencyDecode, cap: int) -> Entry:
+def decode_entry(kernel: DecodeKernel, cap: int) -> Entry:
     """What is compiled of the decode, and the types that it is called with.
 
     Static sizes, but for N and the lists' lengths.

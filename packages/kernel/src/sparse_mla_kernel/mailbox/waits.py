@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from typing import Any
 
 import cutlass
 from cutlass import Boolean, Int32, Int64, Uint32, cute
@@ -27,7 +29,44 @@ class Stage(IntEnum):
 
 
 @cute.jit
-def gives_up(
+def poll(
+    look: Callable[[], Any],
+    is_missing: Callable[[Any], Any],
+    rank_of: Callable[[Any], Int32],
+    mail: DeviceMailbox,
+    stage: cutlass.Constexpr[Stage],
+    row: Int32,
+    head: Int32,
+) -> Boolean:
+    """Look at words of a mailbox until none of them is missing, or the wait is given up.
+
+    Args:
+        look: Loads the words into registers, and says what is missing.
+        is_missing: Whether something is, by what ``look`` said.
+        rank_of: The rank that it is missing from.
+        mail: This rank's mailbox.
+        stage: What is waited for.
+        row: Of which row.
+        head: Of which of that stage's heads.
+
+    Returns:
+        Whether this thread gave up.
+    """
+    found = look()
+    lost = Boolean(False)
+    if is_missing(found):
+        began = cute.arch.globaltimer()
+        spins = Int32(0)
+        while is_missing(found) and not lost:
+            found = look()
+            spins += 1
+            if is_missing(found):
+                lost = _gives_up(spins, began, mail, stage, rank_of(found), row, head)
+    return lost
+
+
+@cute.jit
+def _gives_up(
     spins: Int32,
     began: Int64,
     mail: DeviceMailbox,

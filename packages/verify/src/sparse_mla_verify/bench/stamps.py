@@ -113,6 +113,8 @@ _IMPORT = "\n\nfrom sparse_mla_kernel.laps import first_lap, lap, store_laps\n"
 
 BASE_FILE = "kernels/base/decode.py"
 GATHER_FILE = "kernels/base/gather.py"
+QUERY_FILE = "kernels/base/query.py"
+MERGE_FILE = "kernels/base/merge.py"
 LOW_FILE = "kernels/low_latency/decode.py"
 
 
@@ -192,14 +194,7 @@ MARKS = (
         BASE_FILE,
         "attend",
         "peers",
-        "self.merge(mLatent, mLse, smem, row, tile, cta, out_scale)",
-    ),
-    Mark(
-        BASE_FILE,
-        "merge",
-        "merge",
-        "store_global_b32x2(gOut.toint(), low, high)",
-        "low",
+        "self.merge(sink, smem, out_scale)",
     ),
     # Low latency: what all keys have
     Mark(LOW_FILE, "kernel", "start", "cute.arch.griddepcontrol_wait()"),
@@ -324,8 +319,8 @@ CHANGES = (
     ),
     Change(
         BASE_FILE,
-        "gather_chunk(mKv, gIds, gQuery, smem,",
-        "gather_chunk(rT, mKv, gIds, gQuery, smem,",
+        "        query.open(row, tile)\n",
+        "        query.rT, sink.rT = rT, rT\n        query.open(row, tile)\n",
     ),
     Change(
         GATHER_FILE,
@@ -333,19 +328,25 @@ CHANGES = (
         "def gather_chunk(\n    rT: cute.Tensor,\n",
     ),
     Change(
-        BASE_FILE,
-        "            self.merge(mLatent, mLse, smem, row, tile, cta, out_scale)\n",
-        "            self.merge(rT, mLatent, mLse, smem, row, tile, cta, out_scale)\n"
-        f"            lap(rT, {_STORE})\n"
-        "            cute.arch.sync_threads()\n"
-        "            store_laps(\n"
-        "                rT, mLatent, row, tile * TILE_HEADS + warp, cta * layout.cta_columns\n"
-        "            )\n",
+        QUERY_FILE,
+        "gather_chunk(mKv, gIds, self.gQuery,",
+        "gather_chunk(self.rT, mKv, gIds, self.gQuery,",
+    ),
+    Change(
+        MERGE_FILE,
+        "                write_columns(gColumns, low, high)\n",
+        f"                lap(self.rT, {_MERGE}, low)\n"
+        "                write_columns(gColumns, low, high)\n",
     ),
     Change(
         BASE_FILE,
-        "    def merge(\n        self,\n",
-        "    def merge(\n        self,\n        rT: cute.Tensor,\n",
+        "        self.merge(sink, smem, out_scale)\n",
+        "        self.merge(sink, smem, out_scale)\n"
+        f"        lap(rT, {_STORE})\n"
+        "        cute.arch.sync_threads()\n"
+        "        store_laps(\n"
+        "            rT, sink.mLatent, row, tile * TILE_HEADS + warp, cta * layout.cta_columns\n"
+        "        )\n",
     ),
     Change(
         LOW_FILE,
@@ -391,7 +392,7 @@ def stamped(folder: Path) -> Path:
     """
     copy = copied_package(folder)
     (copy / "laps.py").write_text(HELPERS)
-    for name in (BASE_FILE, GATHER_FILE, LOW_FILE):
+    for name in (BASE_FILE, GATHER_FILE, QUERY_FILE, MERGE_FILE, LOW_FILE):
         file = copy / name
         source = marked(file.read_text(), [mark for mark in MARKS if mark.file == name])
         for change in CHANGES:

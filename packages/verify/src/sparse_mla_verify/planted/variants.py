@@ -56,7 +56,7 @@ class Variant:
 VARIANTS = (
     Variant(
         "P scaled to 447",
-        "kernels/base/softmax.py",
+        "arithmetic/softmax.py",
         "math.log2(448.0)",
         "math.log2(447.0)",
         "p-scale-447",
@@ -64,7 +64,7 @@ VARIANTS = (
     ),
     Variant(
         "P scaled to 256",
-        "kernels/base/softmax.py",
+        "arithmetic/softmax.py",
         "math.log2(448.0)",
         "math.log2(256.0)",
         "p-scale-256",

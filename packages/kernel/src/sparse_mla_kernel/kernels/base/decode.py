@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 from cutlass import Float32, Int32, const_expr, cute
 from cutlass.memory import SmemAllocator
 
-from sparse_mla_kernel.arithmetic.finish import lse_log2, lse_nat, normalise
-from sparse_mla_kernel.checks import check_cap, check_geometry, check_push, check_schedule
-from sparse_mla_kernel.dcp.query_exchange import (
-    announce_lost,
-    rearm_query,
-    receive_query,
-    was_lost,
-)
-from sparse_mla_kernel.kernels.base.gather import gather_chunk, split_keys
+from sparse_mla_kernel.checks import check_cap, check_push
+from sparse_mla_kernel.kernels.base.gather import split_keys
 from sparse_mla_kernel.kernels.base.layout import PV_TILES, THREADS, shared_layout
 from sparse_mla_kernel.kernels.base.logits import scaled_logits
-from sparse_mla_kernel.kernels.base.merge import merge_columns, push_partial, weigh_partials
+from sparse_mla_kernel.kernels.base.merge import MailboxSink, RowSink, TensorSink, push_partial
 from sparse_mla_kernel.kernels.base.partial import accumulate, rescale
-from sparse_mla_kernel.kernels.base.push import push_merged, slots_at_owner
+from sparse_mla_kernel.kernels.base.query import MailboxQuery, QuerySource, TensorQuery
 from sparse_mla_kernel.kernels.base.softmax import raise_max, raise_sum, store_p, store_warp_max
-from sparse_mla_kernel.mailbox.device import DeviceMailbox, read_parity
+from sparse_mla_kernel.kernels.launch import DecodeKernel
+from sparse_mla_kernel.mailbox.device import DeviceMailbox
 from sparse_mla_kernel.mailbox.layout import MailboxLayout
 from sparse_mla_kernel.ptx.copy import mbarrier_arrive_expect_tx
-from sparse_mla_kernel.ptx.global_memory import store_global_b32x2
 from sparse_mla_kernel.ptx.shared_memory import store_shared_b32
-from sparse_mla_kernel.schedule import BASE, ROW_COLUMNS, TILE_HEADS, Schedule
+from sparse_mla_kernel.schedule import BASE, TILE_HEADS, Schedule
 
 
-class SparseDcpDecode:
+class SparseDcpDecode(DecodeKernel):
     """The kernel for one batch shape. Its grid is ``(heads / 16 * split, batch, 1)``.
 
     Args:
@@ -56,54 +51,22 @@ class SparseDcpDecode:
         *,
         schedule: Schedule = BASE,
     ) -> None:
-        check_geometry(batch, heads, padded, width)
-        check_schedule(schedule, "e4m3")
+        super().__init__(batch, heads, padded, width, schedule, "base")
         if push is not None:
             check_push(push, heads, push[2])
             check_cap(push[2], batch)
-        self.batch = batch
-        self.heads = heads
-        self.padded = padded
-        self.width = width
-        self.schedule = schedule
         self.push = push
         self.box = None if push is None else MailboxLayout(padded, *push)
         self.layout = shared_layout(schedule, push=push is not None)
 
-    @cute.jit
-    def __call__(
-        self,
-        mQuery: cute.Tensor,
-        mKv: cute.Tensor,
-        mRows: cute.Tensor,
-        mValid: cute.Tensor,
-        mLatent: cute.Tensor,
-        mLse: cute.Tensor,
-        scale_log2: Float32,
-        out_scale: Float32,
-        stream: object,
-    ) -> None:
-        """Launch on ``stream``, as a programmatic dependent of what runs there.
-
-        Args:
-            mQuery: ``[cap, padded, 576]`` E4M3 bytes.
-            mKv: ``[N, 576]`` E4M3 bytes.
-            mRows: ``[>= batch, width]`` int32.
-            mValid: ``[>= batch]`` int32.
-            mLatent: ``[batch, padded, 512]`` BF16, out.
-            mLse: ``[batch, padded]`` f32, out.
-            scale_log2: Softmax scale x tensor scales x log2(e).
-            out_scale: The V scale.
-            stream: A DSL stream handle.
-        """
+    def shape(self) -> dict[str, Any]:
+        """A cluster of ``split`` CTAs for each tile of 16 heads of each row."""
         split = self.schedule.split
-        self.kernel(mQuery, mKv, mRows, mValid, mLatent, mLse, scale_log2, out_scale).launch(
-            grid=(self.heads // TILE_HEADS * split, self.batch, 1),
-            block=(THREADS, 1, 1),
-            cluster=(split, 1, 1),
-            stream=stream,
-            use_pdl=True,
-        )
+        return {
+            "grid": (self.heads // TILE_HEADS * split, self.batch, 1),
+            "block": (THREADS, 1, 1),
+            "cluster": (split, 1, 1),
+        }
 
     @cute.jit
     def launch_push(
@@ -116,18 +79,19 @@ class SparseDcpDecode:
         mail: DeviceMailbox,
         stream: object,
     ) -> None:
-        """Launch in push mode: query and result are in mailboxes, the other arguments as above.
+        """Launch in push mode: the query and the merged rows are in mailboxes.
 
         Args:
+            mKv: As :meth:`__call__`, like all arguments but ``mail``.
+            mRows: See ``mKv``.
+            mValid: See ``mKv``.
+            scale_log2: See ``mKv``.
+            out_scale: See ``mKv``.
             mail: This rank's mailbox.
+            stream: See ``mKv``.
         """
-        split = self.schedule.split
         self.push_kernel(mKv, mRows, mValid, scale_log2, out_scale, mail).launch(
-            grid=(self.heads // TILE_HEADS * split, self.batch, 1),
-            block=(THREADS, 1, 1),
-            cluster=(split, 1, 1),
-            stream=stream,
-            use_pdl=True,
+            stream=stream, use_pdl=True, **self.shape()
         )
 
     @cute.kernel
@@ -142,8 +106,9 @@ class SparseDcpDecode:
         scale_log2: Float32,
         out_scale: Float32,
     ) -> None:
-        """The entry of latent mode; arguments as above."""
-        self.attend(mQuery, mKv, mRows, mValid, mLatent, mLse, scale_log2, out_scale, None)
+        """The entry of latent mode: query and rows in tensors; arguments as :meth:`__call__`."""
+        query, sink = TensorQuery(mQuery), TensorSink(mLatent, mLse)
+        self.attend(query, mKv, mRows, mValid, sink, scale_log2, out_scale)
 
     @cute.kernel
     def push_kernel(
@@ -155,26 +120,22 @@ class SparseDcpDecode:
         out_scale: Float32,
         mail: DeviceMailbox,
     ) -> None:
-        """The entry of push mode; arguments as above."""
-        self.attend(None, mKv, mRows, mValid, None, None, scale_log2, out_scale, mail)
+        """The entry of push mode: query and rows in mailboxes; arguments as :meth:`launch_push`."""
+        query = MailboxQuery(mail, self.box)  # type: ignore[arg-type]  # given in push mode
+        self.attend(query, mKv, mRows, mValid, MailboxSink(query), scale_log2, out_scale)
 
     @cute.jit
     def attend(
         self,
-        mQuery: cute.Tensor | None,
+        query: QuerySource,
         mKv: cute.Tensor,
         mRows: cute.Tensor,
         mValid: cute.Tensor,
-        mLatent: cute.Tensor | None,
-        mLse: cute.Tensor | None,
+        sink: RowSink,
         scale_log2: Float32,
         out_scale: Float32,
-        mail: DeviceMailbox | None,
     ) -> None:
-        """What a CTA does, from the query bytes to its share of the row.
-
-        In latent mode ``mail`` is None, in push mode ``mQuery``, ``mLatent`` and ``mLse`` are.
-        """
+        """What a CTA does, from the query bytes to its share of the row."""
         layout = self.layout
         split = self.schedule.split
         chunk = self.schedule.chunk
@@ -199,25 +160,12 @@ class SparseDcpDecode:
         n = cutlass.max(cutlass.min(mValid[row], self.width), 0)
         begin, end = split_keys(n, cta, split)
         gIds = mRows[row, None]
-        gQuery = None
-        if const_expr(mail is None):
-            gQuery = cute.local_tile(mQuery, (1, TILE_HEADS, ROW_COLUMNS), (row, tile, 0))
 
-        # Push mode: the first chunk is on its way while the query is waited for
-        if const_expr(mail is not None):
-            parity = read_parity(mail)
-            payload_address, lse_address = slots_at_owner(
-                mail, parity, row, tile, cta, layout, self.box
-            )
-            if begin < end:
-                first_count = cutlass.min(end - begin, chunk)
-                gather_chunk(mKv, gIds, None, smem, begin, first_count, False, layout)
-            lost = receive_query(mail, parity, row, tile, smem, layout, self.box)
-            cute.arch.sync_threads()  # the query is whole
-            cute.arch.cluster_wait()  # every CTA's word of losses is there
-            announce_lost(lost, smem, layout)
-            # Relaxed: all that precedes it is loads whose words are already in shared memory.
-            cute.arch.cluster_arrive_relaxed()
+        # Query and place of the rows
+        query.open(row, tile)
+        sink.open(row, tile, cta, layout)
+        query.receive(mKv, gIds, smem, begin, end, layout)
+        gather = query.gather
 
         # Chunks
         rAcc = cute.make_rmem_tensor((4, PV_TILES), Float32)
@@ -232,11 +180,7 @@ class SparseDcpDecode:
         for c in cutlass.range((end - begin + (chunk - 1)) // chunk, unroll=1):
             start = begin + c * chunk
             count = cutlass.min(end - start, chunk)
-            if const_expr(mail is None):
-                gather_chunk(mKv, gIds, gQuery, smem, start, count, c == 0, layout)
-            else:
-                if c > 0:
-                    gather_chunk(mKv, gIds, None, smem, start, count, False, layout)
+            gather(mKv, gIds, smem, start, count, c, layout)
             cute.arch.mbarrier_wait(storage + layout.gather_barrier, c % 2)
             if warp < layout.logit_warps:
                 scaled_logits(rLogit, smem, count, scale_log2, layout)
@@ -254,15 +198,9 @@ class SparseDcpDecode:
         # Merge: every peer's barrier is armed once the cluster has met
         cute.arch.cluster_wait()
         push_partial(rAcc, rMax, rSum, smem, cta, layout)
-        if const_expr(mail is not None):
-            rearm_query(mail, parity, row, tile, cta, split, self.box)
+        query.release(cta, layout)
         cute.arch.mbarrier_wait(storage + layout.merge_barrier, 0)
-        if const_expr(mail is None):
-            self.merge(mLatent, mLse, smem, row, tile, cta, out_scale)
-        elif not was_lost(smem, layout):
-            push_merged(
-                mail, payload_address, lse_address, smem, tile, cta, out_scale, layout, self.box
-            )
+        self.merge(sink, smem, out_scale)
 
     @cute.jit
     def _init_barriers(self, storage: cute.Pointer) -> None:
@@ -281,34 +219,6 @@ class SparseDcpDecode:
             )
 
     @cute.jit
-    def merge(
-        self,
-        mLatent: cute.Tensor,
-        mLse: cute.Tensor,
-        smem: Int32,
-        row: Int32,
-        tile: Int32,
-        cta: Int32,
-        out_scale: Float32,
-    ) -> None:
-        """Write this CTA's columns of the tile's 16 heads, and as CTA 0 the LSE.
-
-        A warp has a head; a lane four columns, of every 128 that the CTA owns. Nothing of the
-        cluster is read here but this CTA's own shared memory, so a CTA may exit before its peers.
-        """
-        layout = self.layout
-        lane = cute.arch.lane_idx()
-        warp = cute.arch.warp_idx()
-        head = tile * TILE_HEADS + warp
-        rWeight = cute.make_rmem_tensor(self.schedule.split, Float32)
-        rRow = cute.make_rmem_tensor(4, Float32)
-        top, total = weigh_partials(rWeight, smem, warp, layout)
-        for start in cutlass.range_constexpr(0, layout.cta_columns, 128):
-            column = start + 4 * lane
-            if column < layout.cta_columns:
-                merge_columns(rRow, rWeight, smem, warp, column, layout)
-                low, high = normalise(rRow, total, out_scale)
-                gOut = mLatent[row, head, None].iterator + (cta * layout.cta_columns + column)
-                store_global_b32x2(gOut.toint(), low, high)
-        if cta == 0 and lane == 0:
-            mLse[row, head] = lse_nat(lse_log2(top, total))
+    def merge(self, sink: RowSink, smem: Int32, out_scale: Float32) -> None:
+        """Merge the partials of the columns that this CTA owns; the rows go where ``sink`` says."""
+        sink.finish(smem, out_scale, self.layout)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import Int32, Int64, const_expr, cute
+from cutlass import Int32, const_expr, cute
 
-from sparse_mla_kernel.kernels.base.layout import ROW_STRIDE_BYTES, SharedLayout
+from sparse_mla_kernel.io.rows import cache_row, is_cached
+from sparse_mla_kernel.kernels.base.layout import MMA_K, ROW_STRIDE_BYTES, SharedLayout
 from sparse_mla_kernel.ptx.copy import (
     bulk_copy_to_shared,
     fence_proxy_async_shared,
     mbarrier_arrive_expect_tx,
 )
 from sparse_mla_kernel.ptx.shared_memory import store_shared_b32, store_zero_shared_b128
-from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, STEP, TILE_HEADS
+from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, TILE_HEADS
 
 
 @cute.jit
@@ -25,7 +26,7 @@ def split_keys(n: Int32, cta: Int32, split: cutlass.Constexpr[int]) -> tuple[Int
 
 @cute.jit
 def gather_chunk(
-    gKv: cute.Tensor,
+    mKv: cute.Tensor,
     gIds: cute.Tensor,
     gQuery: cute.Tensor | None,
     smem: Int32,
@@ -40,7 +41,7 @@ def gather_chunk(
     fills are zeroed up to the next whole MMA step, since P = 0 does not silence a NaN beside it.
 
     Args:
-        gKv: ``[N, 576]`` bytes.
+        mKv: ``[N, 576]`` bytes.
         gIds: ``[width]`` int32, this row's ids.
         gQuery: ``[16, 576]`` bytes, this tile's query rows. None in push mode, where they are
             waited for.
@@ -56,12 +57,12 @@ def gather_chunk(
         if t < count:
             row_id = gIds[begin + t]
         live = Int32(0)
-        if row_id >= 0 and Int64(row_id) < Int64(gKv.shape[0]):
+        if is_cached(mKv, row_id):
             live = Int32(1)
         store_shared_b32(smem + layout.live + 4 * t, live)
 
         row_address = smem + layout.kv + t * ROW_STRIDE_BYTES
-        if live == 0 and t < (count + (STEP - 1)) // STEP * STEP:
+        if live == 0 and t < (count + (MMA_K - 1)) // MMA_K * MMA_K:
             for i in cutlass.range_constexpr(LATENT_COLUMNS // 16):
                 store_zero_shared_b128(row_address + 16 * i)
 
@@ -74,7 +75,7 @@ def gather_chunk(
         fence_proxy_async_shared()
         mbarrier_arrive_expect_tx(barrier, expected)
         if live != 0:
-            source = gKv.iterator.toint() + Int64(row_id) * ROW_COLUMNS
+            source = cache_row(mKv, row_id)
             bulk_copy_to_shared(row_address, source, ROW_COLUMNS, barrier)
         if const_expr(gQuery is not None):  # noqa: SIM102 (the compiler's if, then the GPU's)
             if brings_query:

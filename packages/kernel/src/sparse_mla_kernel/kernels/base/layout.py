@@ -25,9 +25,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, TILE_HEADS, TILE_KEYS, Schedule
+from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, TILE_HEADS, Schedule
 
 WARP = 32
+#: Keys of one MMA: the N of ``mma.m16n8k32`` in QK.
+TILE_KEYS = 8
+#: Columns (QK) or keys (PV) that one MMA multiplies: the K of ``mma.m16n8k32``.
+MMA_K = 32
 #: Latent columns that one warp accumulates in PV: four MMAs of 8 columns.
 WARP_COLUMNS = 32
 #: 16 warps of 32 latent columns.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
-from sparse_mla_kernel.kernels.base.layout import ROW_STRIDE_BYTES, SharedLayout
-from sparse_mla_kernel.ptx.math import add_rn, mul_rn
+from sparse_mla_kernel.arithmetic.softmax import scaled_logit
+from sparse_mla_kernel.kernels.base.layout import MMA_K, ROW_STRIDE_BYTES, TILE_KEYS, SharedLayout
+from sparse_mla_kernel.ptx.math import add_rn
 from sparse_mla_kernel.ptx.mma import mma_e4m3
 from sparse_mla_kernel.ptx.shared_memory import load_shared_b32
-from sparse_mla_kernel.schedule import ROW_COLUMNS, STEP, TILE_KEYS
+from sparse_mla_kernel.schedule import ROW_COLUMNS
 
 
 @cute.jit
@@ -44,8 +45,7 @@ def scaled_logits(
     for i in cutlass.range_constexpr(2):
         live = load_shared_b32(smem + layout.live + 4 * (first_key + i))
         for half in cutlass.range_constexpr(2):
-            logit = mul_rn(rLogit[2 * half + i], scale_log2)  # R3
-            rLogit[2 * half + i] = logit if live != 0 else -Float32.inf
+            rLogit[2 * half + i] = scaled_logit(rLogit[2 * half + i], scale_log2, live)  # R3
 
 
 @cute.jit
@@ -60,9 +60,9 @@ def _qk(
     rChain = cute.make_rmem_tensor((4, chains), Float32)
     rChain.fill(0.0)
     rA = cute.make_rmem_tensor(4, Uint32)
-    for step in cutlass.range_constexpr(ROW_COLUMNS // STEP):
-        a = query + lane_offset + step * STEP
-        b = keys + lane_offset + step * STEP
+    for step in cutlass.range_constexpr(ROW_COLUMNS // MMA_K):
+        a = query + lane_offset + step * MMA_K
+        b = keys + lane_offset + step * MMA_K
         rA[0] = load_shared_b32(a)
         rA[1] = load_shared_b32(a + 8 * ROW_STRIDE_BYTES)
         rA[2] = load_shared_b32(a + 16)

@@ -6,6 +6,7 @@ import cutlass
 from cutlass import Int32, Uint32, cute
 
 from sparse_mla_kernel.kernels.base.layout import (
+    MMA_K,
     PV_TILES,
     ROW_STRIDE_BYTES,
     WARP_COLUMNS,
@@ -15,7 +16,6 @@ from sparse_mla_kernel.ptx.convert import transpose4
 from sparse_mla_kernel.ptx.math import mul_rn
 from sparse_mla_kernel.ptx.mma import mma_e4m3
 from sparse_mla_kernel.ptx.shared_memory import load_shared_b32
-from sparse_mla_kernel.schedule import STEP
 
 
 @cute.jit
@@ -43,14 +43,14 @@ def accumulate(
     p = smem + layout.p + g * layout.p_stride_bytes + 4 * q
     v = smem + layout.kv + 4 * q * ROW_STRIDE_BYTES + warp * WARP_COLUMNS + 4 * g
     rA = cute.make_rmem_tensor(4, Uint32)
-    for step in cutlass.range_constexpr(layout.schedule.chunk // STEP):
-        if step * STEP < count:
-            rA[0] = load_shared_b32(p + step * STEP)
-            rA[1] = load_shared_b32(p + step * STEP + 8 * layout.p_stride_bytes)
-            rA[2] = load_shared_b32(p + step * STEP + 16)
-            rA[3] = load_shared_b32(p + step * STEP + 16 + 8 * layout.p_stride_bytes)
-            low = _four_keys(v + step * STEP * ROW_STRIDE_BYTES)
-            high = _four_keys(v + (step * STEP + 16) * ROW_STRIDE_BYTES)
+    for step in cutlass.range_constexpr(layout.schedule.chunk // MMA_K):
+        if step * MMA_K < count:
+            rA[0] = load_shared_b32(p + step * MMA_K)
+            rA[1] = load_shared_b32(p + step * MMA_K + 8 * layout.p_stride_bytes)
+            rA[2] = load_shared_b32(p + step * MMA_K + 16)
+            rA[3] = load_shared_b32(p + step * MMA_K + 16 + 8 * layout.p_stride_bytes)
+            low = _four_keys(v + step * MMA_K * ROW_STRIDE_BYTES)
+            high = _four_keys(v + (step * MMA_K + 16) * ROW_STRIDE_BYTES)
             for tile in cutlass.range_constexpr(PV_TILES):
                 mma_e4m3(rAcc[None, tile], rA, low[tile], high[tile])
 

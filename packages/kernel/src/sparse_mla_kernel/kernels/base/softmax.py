@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import struct
-
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from sparse_mla_kernel.kernels.base.layout import SharedLayout
-from sparse_mla_kernel.ptx.math import add_rn, ex2_approx_ftz, fma_rn, max_f32, sub_rn
+from sparse_mla_kernel.arithmetic.softmax import exponent_bias, numerator, rescale_factor
+from sparse_mla_kernel.kernels.base.layout import TILE_KEYS, SharedLayout
+from sparse_mla_kernel.ptx.math import add_rn, fma_rn, max_f32
 from sparse_mla_kernel.ptx.shared_memory import (
     load_shared_b32,
     load_shared_f32,
     store_fp8_pair_shared,
     store_shared_f32,
 )
-from sparse_mla_kernel.schedule import TILE_HEADS, TILE_KEYS
-
-#: P is scaled to the largest finite E4M3, 448, so that a row's largest weight quantises exactly.
-#: log2(448) as float32 rounds it; the LSE takes it off again.
-P_SCALE_LOG2 = struct.unpack("f", struct.pack("f", math.log2(448.0)))[0]
+from sparse_mla_kernel.schedule import TILE_HEADS
 
 
 @cute.jit
@@ -56,7 +50,7 @@ def raise_max(
             slot = _slot(smem + layout.warp_max, warp, lane // 4 + 8 * half)
             new = max_f32(new, load_shared_f32(slot))
         rMax[half] = new
-        rAlpha[half] = ex2_approx_ftz(sub_rn(old, new)) if old != -Float32.inf else Float32(1.0)
+        rAlpha[half] = rescale_factor(old, new)  # R5
 
 
 @cute.jit
@@ -73,11 +67,10 @@ def store_p(
     rP = cute.make_rmem_tensor(4, Float32)
     for half in cutlass.range_constexpr(2):
         head = lane // 4 + 8 * half
-        bias = sub_rn(rMax[half], Float32(P_SCALE_LOG2))  # R6
+        bias = exponent_bias(rMax[half])  # R6
         for i in cutlass.range_constexpr(2):
             live = load_shared_b32(smem + layout.live + 4 * (warp * TILE_KEYS + 2 * q + i))
-            p = ex2_approx_ftz(sub_rn(rLogit[2 * half + i], bias))  # R7
-            rP[i] = p if live != 0 else Float32(0.0)
+            rP[i] = numerator(rLogit[2 * half + i], bias, live)  # R7
         total = add_rn(rP[0], rP[1])  # R8: the pair, then lanes xor 1, xor 2
         total = add_rn(total, cute.arch.shuffle_sync_bfly(total, 1))
         total = add_rn(total, cute.arch.shuffle_sync_bfly(total, 2))

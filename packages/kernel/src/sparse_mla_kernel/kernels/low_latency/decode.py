@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr, cute
 from cutlass.memory import SmemAllocator
 
-from sparse_mla_kernel.arithmetic.finish import lse_log2, lse_nat
-from sparse_mla_kernel.checks import check_geometry, check_schedule
+from sparse_mla_kernel.arithmetic.finish import lse_log2, normalise
+from sparse_mla_kernel.io.sink import write_columns, write_lse
+from sparse_mla_kernel.kernels.launch import DecodeKernel
 from sparse_mla_kernel.kernels.low_latency.exchange import accumulate_from, expect_p, push_p
 from sparse_mla_kernel.kernels.low_latency.gather import (
     copied_key,
@@ -31,13 +34,13 @@ from sparse_mla_kernel.kernels.low_latency.layout import (
     HANDED_OVER,
     KEYS_ASKED,
     MEETING,
+    MMA_K,
     MULTIPLY_REGISTERS,
     MULTIPLYING,
     PAIR_KEYS,
     QUARTER_COLUMNS,
     QUERY_ASKED,
     RESIDENT_CLUSTERS,
-    STEP,
     THREADS,
     UNIT_COLUMNS,
     WARP,
@@ -46,26 +49,26 @@ from sparse_mla_kernel.kernels.low_latency.layout import (
     WARPS,
     shared_layout,
 )
-from sparse_mla_kernel.kernels.low_latency.logits import quarter_logits
+from sparse_mla_kernel.kernels.low_latency.logits import load_logits, quarter_logits, scale_logits
 from sparse_mla_kernel.kernels.low_latency.merge import (
     hand_over,
     merge_half,
     merge_vector,
-    normalise,
     push_rows,
+    push_stats,
     weigh_partials,
 )
-from sparse_mla_kernel.kernels.low_latency.partial import PAIRS, accumulate, rescale, store_p
-from sparse_mla_kernel.kernels.low_latency.query import copy_query, query_fragments
-from sparse_mla_kernel.kernels.low_latency.softmax import (
-    chunk_p,
-    load_logits,
-    push_stats,
+from sparse_mla_kernel.kernels.low_latency.partial import (
+    PAIRS,
+    accumulate,
+    quantise_p,
     raised_sum,
-    softmax_registers,
+    rescale,
+    store_p,
 )
+from sparse_mla_kernel.kernels.low_latency.query import copy_query, query_fragments
+from sparse_mla_kernel.kernels.low_latency.softmax import chunk_p, softmax_registers
 from sparse_mla_kernel.ptx.copy import mbarrier_arrive_expect_tx
-from sparse_mla_kernel.ptx.global_memory import store_global_b32x2
 from sparse_mla_kernel.schedule import LOW_LATENCY, ROW_COLUMNS, TILE_HEADS, Schedule
 
 
@@ -75,7 +78,7 @@ def tiles_of(batch: int, heads: int, split: int) -> int:
     return 1 if tiles % 2 or batch * tiles <= RESIDENT_CLUSTERS[split] else 2
 
 
-class LowLatencyDecode:
+class LowLatencyDecode(DecodeKernel):
     """The kernel of an FP16 schedule for one batch shape; latent mode alone.
 
     A cluster is the ``split`` CTAs of one row and 16 or 32 heads. Which of these decides no bit.
@@ -85,7 +88,7 @@ class LowLatencyDecode:
         heads: Query heads that are used: a multiple of 16, at most ``padded``.
         padded: Query heads that a row of ``query``, ``latent`` and ``lse`` has.
         width: Row ids that a row's list holds.
-        schedule: Order of rounding; its ``mma`` is ``"f16"``.
+        schedule: Order of rounding; its ``kernel`` is ``"low_latency"``.
 
     Raises:
         ValueError: An argument is out of range.
@@ -100,49 +103,18 @@ class LowLatencyDecode:
         *,
         schedule: Schedule = LOW_LATENCY,
     ) -> None:
-        check_geometry(batch, heads, padded, width)
-        check_schedule(schedule, "f16")
-        self.batch = batch
-        self.heads = heads
-        self.padded = padded
-        self.width = width
-        self.schedule = schedule
+        super().__init__(batch, heads, padded, width, schedule, "low_latency")
         self.layout = shared_layout(schedule, tiles_of(batch, heads, schedule.split))
 
-    @cute.jit
-    def __call__(
-        self,
-        mQuery: cute.Tensor,
-        mKv: cute.Tensor,
-        mRows: cute.Tensor,
-        mValid: cute.Tensor,
-        mLatent: cute.Tensor,
-        mLse: cute.Tensor,
-        scale_log2: Float32,
-        out_scale: Float32,
-        stream: object,
-    ) -> None:
-        """Launch on ``stream``, as a programmatic dependent of what runs there.
-
-        Args:
-            mQuery: ``[cap, padded, 576]`` E4M3 bytes.
-            mKv: ``[N, 576]`` E4M3 bytes.
-            mRows: ``[>= batch, width]`` int32.
-            mValid: ``[>= batch]`` int32.
-            mLatent: ``[batch, padded, 512]`` BF16, out.
-            mLse: ``[batch, padded]`` f32, out.
-            scale_log2: Softmax scale x tensor scales x log2(e).
-            out_scale: The V scale.
-            stream: A DSL stream handle.
-        """
-        self.kernel(mQuery, mKv, mRows, mValid, mLatent, mLse, scale_log2, out_scale).launch(
-            grid=(self.heads // self.layout.heads * self.schedule.split, self.batch, 1),
-            block=(THREADS, 1, 1),
-            cluster=(self.schedule.split, 1, 1),
-            stream=stream,
-            use_pdl=True,
-            min_blocks_per_mp=1,
-        )
+    def shape(self) -> dict[str, Any]:
+        """A cluster of ``split`` CTAs for 16 or 32 heads of each row."""
+        split = self.schedule.split
+        return {
+            "grid": (self.heads // self.layout.heads * split, self.batch, 1),
+            "block": (THREADS, 1, 1),
+            "cluster": (split, 1, 1),
+            "min_blocks_per_mp": 1,
+        }
 
     @cute.kernel
     def kernel(
@@ -156,7 +128,7 @@ class LowLatencyDecode:
         scale_log2: Float32,
         out_scale: Float32,
     ) -> None:
-        """What a CTA does, from the query bytes to its share of the row; arguments as above."""
+        """What a CTA does, from query bytes to its share of the row; arguments as ``__call__``."""
         layout = self.layout
         schedule = self.schedule
         split = schedule.split
@@ -280,7 +252,7 @@ class LowLatencyDecode:
         if most <= CHUNK:
             cute.arch.barrier_arrive(barrier_id=KEYS_ASKED, number_of_threads=THREADS)
         cute.arch.cluster_wait()  # all CTAs have their barriers
-        rQuery = cute.make_rmem_tensor((2, 2 * layout.tiles, QUARTER_COLUMNS // STEP), Uint32)
+        rQuery = cute.make_rmem_tensor((2, 2 * layout.tiles, QUARTER_COLUMNS // MMA_K), Uint32)
         cute.arch.mbarrier_wait(storage + layout.query_barrier, 0)
         query_fragments(rQuery, smem, layout)
         cute.arch.mbarrier_wait(storage + layout.first_barrier, 0)
@@ -348,7 +320,9 @@ class LowLatencyDecode:
         quarter_logits(rQuery, smem, Int32(0), keys, layout)
         self.meet()  # logits are whole
         load_logits(rS, rLive, smem, Int32(0), layout)
-        chunk_p(rP, rMax, rAlpha, rChunkSum, rS, rLive, scale_log2, layout)
+        scale_logits(rS, rLive, scale_log2, layout)
+        chunk_p(rMax, rAlpha, rChunkSum, rS, rLive, layout)
+        quantise_p(rP, rS, layout)
         push_p(rP, smem, cta, multiplied, layout)
         row_sum = raised_sum(Float32(0.0), rAlpha, rChunkSum, layout)
         push_stats(rMax, row_sum, smem, cta, layout)
@@ -398,10 +372,9 @@ class LowLatencyDecode:
                     gRow = mLatent[row, head, None].iterator
                     for u in cutlass.range_constexpr(layout.units):
                         low, high = normalise(rRow[None, u, r, m], rTotal[r, m], rInverse[r, m])
-                        address = (gRow + (columns + UNIT_COLUMNS * u)).toint()
-                        store_global_b32x2(address, low, high)
+                        write_columns(gRow + (columns + UNIT_COLUMNS * u), low, high)
         elif cta == 0 and warp == 0 and lane < layout.heads:
-            mLse[row, first_head + lane] = lse_nat(lse_log2(top, total))
+            write_lse(mLse, row, first_head + lane, lse_log2(top, total))  # R14
 
     @cute.jit
     def apart(
@@ -431,7 +404,9 @@ class LowLatencyDecode:
         quarter_logits(rQuery, smem, Int32(0), keys, layout)
         self.meet()  # logits are whole
         load_logits(rS, rLive, smem, Int32(0), layout)
-        chunk_p(rP, rMax, rAlpha, rChunkSum, rS, rLive, scale_log2, layout)
+        scale_logits(rS, rLive, scale_log2, layout)
+        chunk_p(rMax, rAlpha, rChunkSum, rS, rLive, layout)
+        quantise_p(rP, rS, layout)
         store_p(rP, rAlpha, smem, Int32(0), layout)
         row_sum = raised_sum(Float32(0.0), rAlpha, rChunkSum, layout)
 
@@ -447,7 +422,9 @@ class LowLatencyDecode:
             rescale(rAcc, smem, c, layout)
             for pair in cutlass.range_constexpr(PAIRS):
                 accumulate(rAcc, smem, c, pair, layout)
-            chunk_p(rP, rMax, rAlpha, rChunkSum, rS, rLive, scale_log2, layout)
+            scale_logits(rS, rLive, scale_log2, layout)
+            chunk_p(rMax, rAlpha, rChunkSum, rS, rLive, layout)
+            quantise_p(rP, rS, layout)
             store_p(rP, rAlpha, smem, following, layout)
             row_sum = raised_sum(row_sum, rAlpha, rChunkSum, layout)
             cute.arch.mbarrier_arrive(storage + (layout.free_barrier + 8 * (c % BUFFERS)))
@@ -469,7 +446,7 @@ class LowLatencyDecode:
         cute.arch.mbarrier_wait(storage + layout.stats_barrier, 0)
         top, total, inverse = weigh_partials(rWeight, smem, out_scale, layout)
         if cta == 0 and warp == 0 and lane < layout.heads:
-            mLse[row, first_head + lane] = lse_nat(lse_log2(top, total))
+            write_lse(mLse, row, first_head + lane, lse_log2(top, total))  # R14
         rRow = cute.make_rmem_tensor(4, Float32)
         rHeadWeight = cute.make_rmem_tensor(layout.split, Float32)
         self.meet()  # this CTA's own partial is whole
@@ -490,4 +467,4 @@ class LowLatencyDecode:
                 low, high = normalise(rRow, head_total, head_inverse)
                 column = cta * layout.cta_columns + WARP_COLUMNS * owner_warp
                 column += UNIT_COLUMNS * unit + 4 * (lane % 4)
-                store_global_b32x2((gRow + column).toint(), low, high)
+                write_columns(gRow + column, low, high)

@@ -17,8 +17,12 @@ from sparse_mla_kernel.kernels.low_latency.layout import (
     UNIT_COLUMNS,
     SharedLayout,
 )
-from sparse_mla_kernel.kernels.low_latency.partial import PAIRS, multiply_unit, p_fragments
-from sparse_mla_kernel.kernels.low_latency.softmax import fragment_bytes
+from sparse_mla_kernel.kernels.low_latency.partial import (
+    PAIRS,
+    fragment_bytes,
+    multiply_unit,
+    p_fragments,
+)
 from sparse_mla_kernel.ptx.cluster import map_shared, store_async_b32, store_async_b32x2
 from sparse_mla_kernel.ptx.copy import mbarrier_arrive_expect_tx
 

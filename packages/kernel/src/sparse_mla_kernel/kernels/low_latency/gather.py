@@ -9,6 +9,7 @@ from __future__ import annotations
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from sparse_mla_kernel.io.rows import cache_row, is_cached
 from sparse_mla_kernel.kernels.base.layout import ROW_STRIDE_BYTES
 from sparse_mla_kernel.kernels.low_latency.layout import (
     BATCH_ROUNDS,
@@ -95,7 +96,7 @@ def copy_first_keys(
     key = own_key()
     live = Int32(0)
     named = Int32(0)
-    if key < count and row_id >= 0 and Int64(row_id) < Int64(mKv.shape[0]):
+    if key < count and is_cached(mKv, row_id):
         live = Int32(1)
         named = row_id
     if GATHER_KEYS * cute.arch.warp_idx() < multiplied:
@@ -175,7 +176,7 @@ def copy_values(
             place = _value_place(batch, i, layout)
             size = Int32(0)
             source = Int64(mKv.iterator.toint())
-            if place < n and rIds[i] >= 0 and Int64(rIds[i]) < Int64(mKv.shape[0]):
+            if place < n and is_cached(mKv, rIds[i]):
                 size = Int32(16)
                 source += Int64(rIds[i]) * ROW_COLUMNS + layout.cta_columns * cta + column
             run = place // GATHER_KEYS
@@ -218,7 +219,7 @@ def copy_chunk(
     barrier = smem + layout.full_barrier + 8 * buffer
     live = Int32(0)
     named = Int32(-1)
-    if key < count and row_id >= 0 and Int64(row_id) < Int64(mKv.shape[0]):
+    if key < count and is_cached(mKv, row_id):
         live = Int32(1)
         named = row_id
     if lane < WARP_KEYS:
@@ -236,7 +237,7 @@ def copy_chunk(
     for i in cutlass.range_constexpr(WARP_KEYS):
         row = cute.arch.shuffle_sync(named, i)
         if row >= 0:
-            source = mKv.iterator.toint() + Int64(row) * ROW_COLUMNS
+            source = cache_row(mKv, row)
             with cute.arch.elect_one():
                 bulk_copy_to_shared(
                     rows + (first + i) * ROW_STRIDE_BYTES, source, ROW_COLUMNS, barrier

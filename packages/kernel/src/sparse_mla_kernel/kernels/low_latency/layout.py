@@ -54,7 +54,7 @@ MEETING, QUERY_ASKED, KEYS_ASKED, HANDED_OVER = 1, 2, 3, 4
 #: (``cudaOccupancyMaxActiveClusters``). Elsewhere more or fewer do, which costs time alone.
 RESIDENT_CLUSTERS = {2: 66, 4: 30, 8: 15}
 #: Columns or keys that one MMA multiplies: the K of ``mma.m16n8k16``.
-STEP = 16
+MMA_K = 16
 #: Keys of a chunk.
 CHUNK = 64
 #: Warps that share the columns of a key in QK, and columns that each has.
@@ -75,7 +75,7 @@ BUFFERS = 3
 #: 64 logits of a head are stored 68 words apart: a C fragment's stores hit every bank once.
 LOGIT_STRIDE_BYTES = 4 * 68
 #: Keys whose A fragments make one vector of a lane, and bytes of a warp's such vectors.
-PAIR_KEYS = 2 * STEP
+PAIR_KEYS = 2 * MMA_K
 PAIR_BYTES = 16 * WARP
 #: Columns of one transposing load: two tiles of 8.
 UNIT_COLUMNS = 16

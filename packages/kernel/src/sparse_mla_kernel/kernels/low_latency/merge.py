@@ -6,22 +6,50 @@ Partials lie in the warps' registers where P was exchanged, and else are pushed 
 from __future__ import annotations
 
 import cutlass
-from cutlass import Float32, Int32, Uint32, const_expr, cute
+from cutlass import Float32, Int32, const_expr, cute
 
+from sparse_mla_kernel.arithmetic.finish import output_factor
+from sparse_mla_kernel.arithmetic.merge import partial_weight
 from sparse_mla_kernel.kernels.low_latency.layout import (
     COLUMN_WARPS,
     WARP,
     WARP_UNITS,
+    WARPS,
     SharedLayout,
 )
-from sparse_mla_kernel.ptx.cluster import map_shared, store_async_f32x4
-from sparse_mla_kernel.ptx.convert import cvt_bf16x2
-from sparse_mla_kernel.ptx.math import div_rn, ex2_approx_ftz, fma_rn, max_f32, mul_rn, sub_rn
+from sparse_mla_kernel.kernels.low_latency.softmax import of_own_head, own_head
+from sparse_mla_kernel.ptx.cluster import map_shared, store_async_f32x2, store_async_f32x4
+from sparse_mla_kernel.ptx.math import fma_rn, max_f32
 from sparse_mla_kernel.ptx.shared_memory import (
     load_shared_f32x2,
     load_shared_f32x4,
     store_shared_f32x4,
 )
+
+
+@cute.jit
+def push_stats(
+    rMax: cute.Tensor,
+    own_sum: Float32,
+    smem: Int32,
+    cta: Int32,
+    layout: cutlass.Constexpr[SharedLayout],
+) -> None:
+    """Warp w: the maximum and the sum of its heads to every CTA of the split, itself included.
+
+    Args:
+        rMax: ``[2 tiles]`` f32, the warp's heads.
+        own_sum: The lane's own head's sum.
+        smem: Base address of the shared memory that ``layout`` divides.
+        cta: This CTA's place in the split.
+    """
+    own_max = of_own_head(rMax, layout)
+    peer = cute.arch.lane_idx() // (2 * layout.tiles)
+    if peer < layout.split:
+        head = cute.arch.warp_idx() + WARPS * own_head(layout)
+        stats = smem + layout.stats + 8 * (cta * layout.heads + head)
+        barrier = map_shared(smem + layout.stats_barrier, peer)
+        store_async_f32x2(map_shared(stats, peer), own_max, own_sum, barrier)
 
 
 @cute.jit
@@ -55,25 +83,10 @@ def weigh_partials(
         top = max_f32(top, rMax[cta])
     total = Float32(0.0)
     for cta in cutlass.range_constexpr(layout.split):
-        weight = ex2_approx_ftz(sub_rn(rMax[cta], top))
+        weight = partial_weight(rMax[cta], top)  # R13
         rWeight[cta] = weight if rSum[cta] != 0.0 else Float32(0.0)
-        total = fma_rn(rWeight[cta], rSum[cta], total)
-    return top, total, div_rn(out_scale, total)
-
-
-@cute.jit
-def normalise(row: cute.Tensor, total: Float32, inverse: Float32) -> tuple[Uint32, Uint32]:
-    """Four columns of a head as two words of BF16 pairs (R15).
-
-    Args:
-        row: ``[4]`` f32.
-        total: The head's row sum; 0 where there are no keys, whose row is 0.
-        inverse: ``out_scale / total``.
-    """
-    for k in cutlass.range_constexpr(4):
-        value = mul_rn(row[k], inverse)
-        row[k] = value if total != 0.0 else Float32(0.0)
-    return cvt_bf16x2(row[0], row[1]), cvt_bf16x2(row[2], row[3])
+        total = fma_rn(rWeight[cta], rSum[cta], total)  # R13
+    return top, total, output_factor(total, out_scale)  # R15
 
 
 # ---- partials in registers ----------------------------------------------------------------------

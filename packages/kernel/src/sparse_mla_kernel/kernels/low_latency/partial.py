@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import Int32, Uint32, const_expr, cute
+from cutlass import Float32, Int32, Uint32, const_expr, cute
 
 from sparse_mla_kernel.kernels.base.layout import ROW_STRIDE_BYTES
 from sparse_mla_kernel.kernels.low_latency.layout import (
     BUFFERS,
     CHUNK,
+    MMA_K,
     PAIR_BYTES,
     PAIR_KEYS,
     UNIT_COLUMNS,
@@ -16,9 +17,9 @@ from sparse_mla_kernel.kernels.low_latency.layout import (
     WARPS,
     SharedLayout,
 )
-from sparse_mla_kernel.kernels.low_latency.softmax import fragment_bytes, of_own_head, own_head
-from sparse_mla_kernel.ptx.convert import cvt_e4m3x4_f16x4, prmt
-from sparse_mla_kernel.ptx.math import mul_rn
+from sparse_mla_kernel.kernels.low_latency.softmax import chunk_sum, of_own_head, own_head
+from sparse_mla_kernel.ptx.convert import cvt_e4m3x4, cvt_e4m3x4_f16x4, prmt
+from sparse_mla_kernel.ptx.math import fma_rn, mul_rn
 from sparse_mla_kernel.ptx.mma import mma_f16
 from sparse_mla_kernel.ptx.shared_memory import (
     load_matrices_transposed,
@@ -34,6 +35,70 @@ PAIRS = CHUNK // PAIR_KEYS
 
 
 @cute.jit
+def quantise_p(rP: cute.Tensor, rS: cute.Tensor, layout: cutlass.Constexpr[SharedLayout]) -> None:
+    """P of a lane's two keys as E4M3 bytes.
+
+    Args:
+        rP: ``[tiles]`` words, out: the bytes of two keys of head ``16m + w``, then of ``16m + w +
+            8``.
+        rS: ``[2, 2 tiles]`` f32 (key, head): P.
+    """
+    for m in cutlass.range_constexpr(layout.tiles):
+        rP[m] = cvt_e4m3x4(rS[0, 2 * m], rS[1, 2 * m], rS[0, 2 * m + 1], rS[1, 2 * m + 1])  # R11
+
+
+@cute.jit
+def fragment_bytes(
+    rP: cute.Tensor, layout: cutlass.Constexpr[SharedLayout]
+) -> tuple[Int32, Uint32, Uint32]:
+    """Where this lane's P belongs among the bytes of A fragments, and what it stores there.
+
+    Of a vector of 16 bytes, a lane's fragments of 32 keys, byte ``8b + 4u + 2r + i`` is row ``g +
+    8r``, key ``16b + 8u + 2q + i``. Softmax leaves a lane its two keys of rows ``w`` and ``w + 8``
+    of each tile: 4 bytes. Where there are two tiles, two lanes swap, so that each has 8 bytes of
+    one.
+
+    Args:
+        rP: From :func:`quantise_p`.
+
+    Returns:
+        ``(offset, low, high)``: bytes from the CTA's first vector, and one or two words.
+    """
+    lane = cute.arch.lane_idx()
+    upper = lane // 4 % 2
+    slot = 16 * (4 * cute.arch.warp_idx() + lane % 4) + 8 * (lane // 8 % 2)
+    offset = lane // MMA_K * PAIR_BYTES + slot
+    low, high = rP[0], rP[0]
+    if const_expr(layout.tiles == 1):
+        offset += 4 * upper
+    else:
+        sent = rP[1] if upper == 0 else rP[0]
+        got = Uint32(cute.arch.shuffle_sync_bfly(sent, 4))
+        low = rP[0] if upper == 0 else got
+        high = got if upper == 0 else rP[1]
+        offset += upper * (CHUNK // PAIR_KEYS * PAIR_BYTES)
+    return offset, low, high
+
+
+@cute.jit
+def raised_sum(
+    own_sum: Float32,
+    rAlpha: cute.Tensor,
+    rChunkSum: cute.Tensor,
+    layout: cutlass.Constexpr[SharedLayout],
+) -> Float32:
+    """The running row sum of the own head with the chunk taken in.
+
+    Args:
+        own_sum: The sum of ``own_head`` before; 0 at the start.
+        rAlpha: From ``chunk_p``.
+        rChunkSum: From ``chunk_p``; used up.
+    """
+    of_chunk = chunk_sum(rChunkSum, layout)
+    return fma_rn(own_sum, of_own_head(rAlpha, layout), of_chunk)  # R9
+
+
+@cute.jit
 def store_p(
     rP: cute.Tensor,
     rAlpha: cute.Tensor,
@@ -44,7 +109,7 @@ def store_p(
     """Warp w: P of its heads to ``p``, by how much their older weights shrink to ``alpha``.
 
     Args:
-        rP: From ``chunk_p``.
+        rP: From :func:`quantise_p`.
         rAlpha: From ``chunk_p``.
         smem: Base address of the shared memory that ``layout`` divides.
         chunk: The chunk's number.

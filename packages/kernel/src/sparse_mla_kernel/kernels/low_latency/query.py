@@ -7,9 +7,9 @@ from cutlass import Int32, Int64, Uint16, cute
 
 from sparse_mla_kernel.kernels.base.layout import ROW_STRIDE_BYTES
 from sparse_mla_kernel.kernels.low_latency.layout import (
+    MMA_K,
     QUARTER_COLUMNS,
     QUARTERS,
-    STEP,
     SharedLayout,
 )
 from sparse_mla_kernel.ptx.convert import cvt_e4m3x4_f16x4
@@ -54,7 +54,7 @@ def query_fragments(
     quarter = cute.arch.warp_idx() % QUARTERS
     rows = smem + layout.query + lane // 4 * ROW_STRIDE_BYTES
     columns = rows + quarter * QUARTER_COLUMNS + lane % 4 * 4
-    for step in cutlass.range_constexpr(QUARTER_COLUMNS // STEP):
+    for step in cutlass.range_constexpr(QUARTER_COLUMNS // MMA_K):
         for tile in cutlass.range_constexpr(2 * layout.tiles):
-            word = load_shared_b32(columns + STEP * step + 8 * ROW_STRIDE_BYTES * tile)
+            word = load_shared_b32(columns + MMA_K * step + 8 * ROW_STRIDE_BYTES * tile)
             rQuery[0, tile, step], rQuery[1, tile, step] = cvt_e4m3x4_f16x4(word)

@@ -9,26 +9,13 @@ from __future__ import annotations
 import cutlass
 from cutlass import Float32, Int32, Uint32, const_expr, cute
 
-from sparse_mla_kernel.kernels.base.softmax import P_SCALE_LOG2
-from sparse_mla_kernel.kernels.low_latency.layout import (
-    BUFFERS,
-    CHUNK,
-    LOGIT_STRIDE_BYTES,
-    PAIR_BYTES,
-    PAIR_KEYS,
-    QUARTERS,
-    STEP,
-    WARPS,
-    SharedLayout,
-)
-from sparse_mla_kernel.ptx.cluster import map_shared, store_async_f32x2
-from sparse_mla_kernel.ptx.convert import cvt_e4m3x4
-from sparse_mla_kernel.ptx.math import add_rn, ex2_approx_ftz, fma_rn, max_f32, mul_rn, sub_rn
-from sparse_mla_kernel.ptx.shared_memory import load_shared_b32x2, load_shared_f32x2
+from sparse_mla_kernel.arithmetic.softmax import exponent_bias, numerator, rescale_factor
+from sparse_mla_kernel.kernels.low_latency.layout import SharedLayout
+from sparse_mla_kernel.ptx.math import add_rn, max_f32
 
 
 def softmax_registers(layout: SharedLayout) -> tuple[cute.Tensor, ...]:
-    """What a warp's softmax has in registers: P, maxima, alphas, chunk sums, logits, live keys.
+    """What a warp's softmax has in registers: P's bytes, maxima, alphas, chunk sums, logits, live.
 
     The maxima are ``-inf``; :func:`load_logits` and :func:`chunk_p` describe each of them.
     """
@@ -112,44 +99,12 @@ def _lane_of(h: cutlass.Constexpr[int], layout: cutlass.Constexpr[SharedLayout])
 
 
 @cute.jit
-def load_logits(
-    rS: cute.Tensor,
-    rLive: cute.Tensor,
-    smem: Int32,
-    chunk: Int32,
-    layout: cutlass.Constexpr[SharedLayout],
-) -> None:
-    """Warp w: this lane's two sums of each of its heads, over all columns (R2).
-
-    Args:
-        rS: ``[2, 2 tiles]`` f32 (key, head), out.
-        rLive: ``[2]`` words, out: whether the keys count.
-        smem: Base address of the shared memory that ``layout`` divides.
-        chunk: The chunk's number.
-    """
-    lane = cute.arch.lane_idx()
-    live = smem + layout.live + 4 * (chunk % BUFFERS * CHUNK + 2 * lane)
-    rLive[0], rLive[1] = load_shared_b32x2(live)
-    first = smem + layout.logit + chunk % 2 * layout.logit_bytes
-    first += cute.arch.warp_idx() * LOGIT_STRIDE_BYTES + 8 * lane
-    for h in cutlass.range_constexpr(2 * layout.tiles):
-        row = first + WARPS * h * LOGIT_STRIDE_BYTES
-        rS[0, h], rS[1, h] = load_shared_f32x2(row)
-        for quarter in cutlass.range_constexpr(1, QUARTERS):
-            more = load_shared_f32x2(row + quarter * layout.heads * LOGIT_STRIDE_BYTES)
-            for i in cutlass.range_constexpr(2):
-                rS[i, h] = add_rn(rS[i, h], more[i])
-
-
-@cute.jit
 def chunk_p(
-    rP: cute.Tensor,
     rMax: cute.Tensor,
     rAlpha: cute.Tensor,
     rChunkSum: cute.Tensor,
     rS: cute.Tensor,
     rLive: cute.Tensor,
-    scale_log2: Float32,
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
     """Warp w, head h of its own: P of this lane's two keys, and by how much older sums shrink.
@@ -157,108 +112,33 @@ def chunk_p(
     A key that is not live has the logit ``-inf`` and P = 0 even where the maximum is ``-inf`` too.
 
     Args:
-        rP: ``[tiles]`` words, out: P as E4M3, of two keys of head ``16m + w``, then of ``16m + w +
-            8``.
         rMax: ``[2 tiles]`` f32 a head, in and out; starts at ``-inf``.
         rAlpha: ``[2 tiles]`` f32, out: ``exp2(m_old - m_new)``, 1 where ``m_old`` is ``-inf``.
         rChunkSum: ``[2 tiles]`` f32, out: the lane's pair of P, summed (the first step of R8).
-        rS: From :func:`load_logits`; used up.
-        rLive: From there.
-        scale_log2: Softmax scale x tensor scales x log2(e).
+        rS: ``[2, 2 tiles]`` f32 (key, head): logits in, P out.
+        rLive: ``[2]`` words: whether the keys count.
     """
     heads = 2 * layout.tiles
     rTop = cute.make_rmem_tensor(heads, Float32)
     for h in cutlass.range_constexpr(heads):
-        for i in cutlass.range_constexpr(2):
-            logit = mul_rn(rS[i, h], scale_log2)  # R3
-            rS[i, h] = logit if rLive[i] != 0 else -Float32.inf
-        rTop[h] = max_f32(rS[0, h], rS[1, h])
+        rTop[h] = max_f32(rS[0, h], rS[1, h])  # R4
     top = _reduce(rTop, False, layout)  # R4
     for h in cutlass.range_constexpr(heads):
         old = rMax[h]
-        new = max_f32(old, cute.arch.shuffle_sync(top, _lane_of(h, layout)))
+        new = max_f32(old, cute.arch.shuffle_sync(top, _lane_of(h, layout)))  # R4
         rMax[h] = new
-        rAlpha[h] = ex2_approx_ftz(sub_rn(old, new)) if old != -Float32.inf else Float32(1.0)  # R5
-        bias = sub_rn(new, Float32(P_SCALE_LOG2))  # R6
+        rAlpha[h] = rescale_factor(old, new)  # R5
+        bias = exponent_bias(new)  # R6
         for i in cutlass.range_constexpr(2):
-            p = ex2_approx_ftz(sub_rn(rS[i, h], bias))  # R7
-            rS[i, h] = p if rLive[i] != 0 else Float32(0.0)
+            rS[i, h] = numerator(rS[i, h], bias, rLive[i])  # R7
         rChunkSum[h] = add_rn(rS[0, h], rS[1, h])  # R8: the pair
-    for m in cutlass.range_constexpr(layout.tiles):
-        rP[m] = cvt_e4m3x4(rS[0, 2 * m], rS[1, 2 * m], rS[0, 2 * m + 1], rS[1, 2 * m + 1])  # R11
 
 
 @cute.jit
-def raised_sum(
-    own_sum: Float32,
-    rAlpha: cute.Tensor,
-    rChunkSum: cute.Tensor,
-    layout: cutlass.Constexpr[SharedLayout],
-) -> Float32:
-    """The own head's running row sum with the chunk taken in: the lanes (R8), then ``fma`` (R9).
+def chunk_sum(rChunkSum: cute.Tensor, layout: cutlass.Constexpr[SharedLayout]) -> Float32:
+    """The sum of a chunk's P of the own head, over the lanes.
 
     Args:
-        own_sum: The sum of :func:`own_head` before; 0 at the start.
-        rAlpha: From :func:`chunk_p`.
         rChunkSum: From :func:`chunk_p`; used up.
     """
-    chunk_sum = _reduce(rChunkSum, True, layout)
-    return fma_rn(own_sum, of_own_head(rAlpha, layout), chunk_sum)
-
-
-@cute.jit
-def fragment_bytes(
-    rP: cute.Tensor, layout: cutlass.Constexpr[SharedLayout]
-) -> tuple[Int32, Uint32, Uint32]:
-    """Where this lane's P belongs among the bytes of A fragments, and what it stores there.
-
-    Of a vector of 16 bytes, a lane's fragments of 32 keys, byte ``8b + 4u + 2r + i`` is row ``g +
-    8r``, key ``16b + 8u + 2q + i``. Softmax leaves a lane its two keys of rows ``w`` and ``w + 8``
-    of each tile: 4 bytes. Where there are two tiles, two lanes swap, so that each has 8 bytes of
-    one.
-
-    Args:
-        rP: From :func:`chunk_p`.
-
-    Returns:
-        ``(offset, low, high)``: bytes from the CTA's first vector, and one or two words.
-    """
-    lane = cute.arch.lane_idx()
-    upper = lane // 4 % 2
-    slot = 16 * (4 * cute.arch.warp_idx() + lane % 4) + 8 * (lane // 8 % 2)
-    offset = lane // STEP * PAIR_BYTES + slot
-    low, high = rP[0], rP[0]
-    if const_expr(layout.tiles == 1):
-        offset += 4 * upper
-    else:
-        sent = rP[1] if upper == 0 else rP[0]
-        got = Uint32(cute.arch.shuffle_sync_bfly(sent, 4))
-        low = rP[0] if upper == 0 else got
-        high = got if upper == 0 else rP[1]
-        offset += upper * (CHUNK // PAIR_KEYS * PAIR_BYTES)
-    return offset, low, high
-
-
-@cute.jit
-def push_stats(
-    rMax: cute.Tensor,
-    own_sum: Float32,
-    smem: Int32,
-    cta: Int32,
-    layout: cutlass.Constexpr[SharedLayout],
-) -> None:
-    """Warp w: the maximum and the sum of its heads to every CTA of the split, itself included.
-
-    Args:
-        rMax: ``[2 tiles]`` f32, the warp's heads.
-        own_sum: The lane's own head's sum.
-        smem: Base address of the shared memory that ``layout`` divides.
-        cta: This CTA's place in the split.
-    """
-    own_max = of_own_head(rMax, layout)
-    peer = cute.arch.lane_idx() // (2 * layout.tiles)
-    if peer < layout.split:
-        head = cute.arch.warp_idx() + WARPS * own_head(layout)
-        stats = smem + layout.stats + 8 * (cta * layout.heads + head)
-        barrier = map_shared(smem + layout.stats_barrier, peer)
-        store_async_f32x2(map_shared(stats, peer), own_max, own_sum, barrier)
+    return _reduce(rChunkSum, True, layout)  # R8
