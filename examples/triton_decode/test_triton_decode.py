@@ -10,8 +10,8 @@ from examples.recording import Rows
 from examples.triton_decode import model
 from examples.triton_decode.cases import COUNTS, HEADS, WIDTH, cases
 from examples.triton_decode.record import predict
-from sparse_mla_reference import bf16, e4m3
-from sparse_mla_reference.instructions.float32 import add
+from sparse_mla_reference import bf16, e4m3, tensor_core
+from sparse_mla_reference.instructions.float32 import add, mul
 
 CASES = {case.name: case for case in cases()}
 PAGE = Path(__file__).parents[2] / "docs" / "modelling.md"
@@ -40,9 +40,9 @@ def swapped_sum(p):
 
 
 FAULTS = {
-    "C added after the products": ("MMA", model.tensor_core.SM90_E4M3),
+    "C added after the products": ("MMA", tensor_core.SM90_E4M3),
     "order of the sum": ("warp_tree_sum", swapped_sum),
-    "logit not fused": ("fma", lambda a, b, c: add(model.mul(a, b), c)),
+    "logit not fused": ("fma", lambda a, b, c: add(mul(a, b), c)),
 }
 
 

@@ -6,9 +6,10 @@ installed, MMA-Sim computes the same instructions, and the bits of the two are c
 
 import importlib.util
 import resource
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -53,15 +54,15 @@ def time_decode(rng: np.random.Generator) -> None:
     query, kv = normal(rng, 5, 96, 576), normal(rng, 4096, 576)
     rows = rng.integers(0, 4096, (5, 256)).astype(np.int32)
     arguments = (query, kv, rows, np.full(5, 256, np.int32))
-    scales = {"scale_log2": 0.06, "out_scale": 1.0}
+    scales: dict[str, Any] = {"scale_log2": 0.06, "out_scale": 1.0}
     report("decode SM90, 5 x 96 x 256", f"{seconds(lambda: decode(*arguments, **scales)):.3f} s")
     loud = (uniform(rng, 5, 96, 576), uniform(rng, 4096, 576), *arguments[2:])
-    quiet = {"scale_log2": 1e-5, "out_scale": 1.0}
+    quiet: dict[str, Any] = {"scale_log2": 1e-5, "out_scale": 1.0}
     report("  uniform bytes", f"{seconds(lambda: decode(*loud, **quiet)):.3f} s")
     fast = seconds(lambda: decode(*arguments, **scales, schedule=LOW_LATENCY))
     report("  low-latency schedule", f"{fast:.3f} s")
     for machine in (SM120, IDEAL):
-        best = seconds(lambda m=machine: decode(*arguments, **scales, machine=m))
+        best = seconds(partial(decode, *arguments, **scales, machine=machine))
         report(f"  {machine.name}", f"{best:.3f} s")
     report("bounds", f"{seconds(lambda: bounds(*arguments, **scales)):.3f} s")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -119,4 +120,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,5 +1,7 @@
 """The simulated step: against one decode, in any order, and with ranks as far apart as they get."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +16,7 @@ from sparse_mla_reference.mailbox import (
 )
 from sparse_mla_reference.ulp import same_bits
 
-SCALES = {"scale_log2": 0.06, "out_scale": 1.0}
+SCALES: dict[str, Any] = {"scale_log2": 0.06, "out_scale": 1.0}
 
 
 def inputs(seed, ranks, batch=2, owner_heads=2, width=5, rows=12):
@@ -213,7 +215,7 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match=r"query must be .*got \[\[2, 2, 575\], \[2, 2, 575\]\]"):
         dcp_step([q[..., :575] for q in query], kv, ids, valid, **SCALES)
     with pytest.raises(TypeError, match=r"machine must be a Machine of .*, got str"):
-        dcp_step(query, kv, ids, valid, **SCALES, machine="x")
+        dcp_step(query, kv, ids, valid, **SCALES, machine="x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The whole decode: against a scalar restatement of the contract, and at every edge."""
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from sparse_mla_reference import IDEAL, SM90, SM120, Schedule, decode, e4m3, mufu
 from sparse_mla_reference.instructions.libdevice import log2f
 
-SCALES = {"scale_log2": 0.0625, "out_scale": 0.75}
+SCALES: dict[str, Any] = {"scale_log2": 0.0625, "out_scale": 0.75}
 INT32 = np.iinfo(np.int32)
 NAN_BF16, NAN_F32, LOWEST = 0x7FFF, 0x7FFFFFFF, 0xFF800000
 
@@ -39,6 +41,10 @@ def lse_bits(lse: np.ndarray) -> np.ndarray:
     return lse.view(np.uint32)
 
 
+def ex2(x: np.float32) -> np.float32:
+    return np.float32(mufu.ex2(np.asarray(x)))
+
+
 class Scalar:
     """The contract for one head and a few columns, in scalars: no array of the package is used but
     for EX2, log2f and E4M3, which have tests of their own."""
@@ -68,14 +74,14 @@ class Scalar:
             chunk, live = keys[start : start + 64], used[start : start + 64]
             s = [self.logit(q, k) for k in chunk]
             raised = max([m, *[x for x, u in zip(s, live, strict=True) if u]])
-            alpha = np.float32(1) if m == -np.inf else mufu.ex2(np.float32(m - raised))[()]
+            alpha = np.float32(1) if m == -np.inf else ex2(np.float32(m - raised))
             m, bias = raised, np.float32(raised - np.float32(np.log2(448)))
             p = [
-                mufu.ex2(np.float32(x - bias))[()] if u else np.float32(0)
+                ex2(np.float32(x - bias)) if u else np.float32(0)
                 for x, u in zip(s, live, strict=True)
             ]
             total = self.fma(total, alpha, self.chunk_sum(p))
-            quantised = [float(e4m3.decode(e4m3.encode(x))) for x in p]
+            quantised = [float(e4m3.decode(e4m3.encode(np.asarray(x)))) for x in p]
             quantised += [0.0] * (-len(p) % 32)
             for i, column in enumerate(columns):
                 v = [float(k[column]) for k in chunk] + [0.0] * (-len(p) % 32)
@@ -89,11 +95,11 @@ class Scalar:
         top = max(m for m, _, _ in ctas)
         total, row = np.float32(0), [np.float32(0)] * len(columns)
         for m, partial_sum, acc in ctas:
-            weight = np.float32(0) if partial_sum == 0 else mufu.ex2(np.float32(m - top))[()]
+            weight = np.float32(0) if partial_sum == 0 else ex2(np.float32(m - top))
             total = self.fma(weight, partial_sum, total)
             row = [self.fma(weight, a, r) for a, r in zip(acc, row, strict=True)]
         inverse = self.out_scale / total
-        lse2 = np.float32(top - np.float32(np.log2(448))) + log2f(total)[()]
+        lse2 = np.float32(top - np.float32(np.log2(448))) + log2f(np.asarray(total))[()]
         return [np.float32(r * inverse) for r in row], np.float32(lse2 * np.float32(np.log(2)))
 
 
@@ -285,7 +291,7 @@ def test_a_row_of_nan_keys_alone_is_nan_not_empty():
 @pytest.mark.parametrize("count", [1, 64, 65, 257])
 def test_equal_logits_average(level, count):
     """All keys equal: the row is the value itself, the LSE is level ln 2 + ln count."""
-    kv = np.full((3, 576), e4m3.encode(np.float32(1.5)), np.uint8)
+    kv = np.full((3, 576), e4m3.encode(np.array(1.5, np.float32)), np.uint8)
     query = np.full((1, 2, 576), 0x38, np.uint8)
     scale = np.float32(level / (576 * 1.5))
     rows, valid = lists([1] * count)
@@ -300,7 +306,7 @@ def test_one_dominant_logit():
     query = np.zeros((1, 2, 576), np.uint8)
     query[..., 0] = 0x38
     kv = np.full((2, 576), 0x38, np.uint8)
-    kv[:, 0] = e4m3.encode(np.float32([0, -7]))
+    kv[:, 0] = e4m3.encode(np.array([0, -7], np.float32))
     kv[0, 1], kv[1, 1] = 0x40, 0x38  # values 2 and 1
     rows, valid = lists([0, *[1] * 2047])
     latent, lse = decode(query, kv, rows, valid, scale_log2=1.0, out_scale=1.0)

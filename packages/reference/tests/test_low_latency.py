@@ -1,5 +1,7 @@
 """The low-latency schedule: dealt keys, blocked chains, FP16 products."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -54,7 +56,7 @@ def test_products_are_summed_by_the_fp16_instruction_in_four_runs_of_columns():
 
 def test_it_is_inside_its_bound_and_differs_from_the_base_schedule():
     arguments = case()
-    scales = {"scale_log2": 3e-6, "out_scale": 0.5}
+    scales: dict[str, Any] = {"scale_log2": 3e-6, "out_scale": 0.5}
     latent, lse = decode(*arguments, **scales, schedule=LOW_LATENCY)
     exact, exact_lse = decode(*arguments, **scales, schedule=LOW_LATENCY, machine=IDEAL)
     limit = bounds(*arguments, **scales, schedule=LOW_LATENCY)

@@ -28,7 +28,7 @@ def test_real_lses_convert_between_any_two(source, target):
 
 @pytest.mark.parametrize(("source", "target"), list(product(KNOWN, KNOWN)), ids=lambda c: c.name)
 def test_every_mark_of_an_empty_row_becomes_the_other(source, target):
-    marks = np.float32([*source.empty, 1.0])
+    marks = np.array([*source.empty, 1.0], np.float32)
     assert is_empty(marks, source).tolist() == [True] * len(source.empty) + [False]
     got = convert(marks, source, target)
     assert (got[:-1] == np.float32(target.empty[0])).all()
@@ -37,7 +37,7 @@ def test_every_mark_of_an_empty_row_becomes_the_other(source, target):
 
 @pytest.mark.parametrize("source", KNOWN, ids=name)
 def test_an_empty_row_has_no_word_in_some_libraries(source):
-    mark = np.float32([[0.0, source.empty[0]]])
+    mark = np.array([[0.0, source.empty[0]]], np.float32)
     for target in (lse.AITER_MERGE, lse.TILELANG_SPARSE_MLA):
         with pytest.raises(ValueError, match=r"lse\[0, 1\] = .* means no keys, which .* has no"):
             convert(mark, source, target)
@@ -47,23 +47,23 @@ def test_an_empty_row_has_no_word_in_some_libraries(source):
 def test_unfixed_marks_are_refused(value):
     for source in (lse.AITER_MERGE, lse.TILELANG_SPARSE_MLA):
         with pytest.raises(ValueError, match=r"lse\[1\] = .* may mean no keys"):
-            convert(np.float32([3.0, value]), source, lse.SPARSE_MLA)
+            convert(np.array([3.0, value], np.float32), source, lse.SPARSE_MLA)
 
 
 def test_a_real_value_that_would_mean_empty_is_refused():
     with pytest.raises(ValueError, match=r"lse\[0\] = inf is a real LSE and would mean no keys"):
-        convert(np.float32([np.inf]), lse.SPARSE_MLA, lse.FLASH_MLA)
+        convert(np.array([np.inf], np.float32), lse.SPARSE_MLA, lse.FLASH_MLA)
     with pytest.raises(ValueError, match="would mean no keys to FlashInfer SM120 sparse"):
-        convert(np.float32([-1e30]), lse.FLASHINFER, lse.FLASHINFER_SM120_SPARSE)
+        convert(np.array([-1e30], np.float32), lse.FLASHINFER, lse.FLASHINFER_SM120_SPARSE)
 
 
 def test_below_a_finite_mark_is_refused():
     with pytest.raises(ValueError, match=r"lse\[0\] = -2.*e\+30 is below .*-1e\+30"):
-        is_empty(np.float32([-2e30]), lse.FLASHINFER_SM120_SPARSE)
+        is_empty(np.array([-2e30], np.float32), lse.FLASHINFER_SM120_SPARSE)
 
 
 def test_nan_stays_nan_and_infinity_stays_where_it_means_nothing_else():
-    got = convert(np.float32([np.nan, np.inf]), lse.FLASHINFER, lse.SPARSE_MLA)
+    got = convert(np.array([np.nan, np.inf], np.float32), lse.FLASHINFER, lse.SPARSE_MLA)
     assert got.view(np.uint32).tolist() == [0x7FFFFFFF, 0x7F800000]
 
 
@@ -91,7 +91,7 @@ def test_dtype_is_checked():
     ],
 )
 def test_nothing_is_written_that_could_not_be_read(value, source, target, why):
-    values = np.float32([1.0, value])
+    values = np.array([1.0, value], np.float32)
     with pytest.raises(ValueError, match=rf"lse\[1\] = .* {why}"):
         convert(values, source, target)
 
@@ -114,10 +114,10 @@ def test_what_is_written_can_be_read(target):
 
 
 def test_a_convention_is_not_its_name():
-    values = np.float32([1.0])
+    values = np.array([1.0], np.float32)
     with pytest.raises(TypeError, match=r"source must be a Convention of .*, got str"):
-        convert(values, "FlashMLA", lse.FLASHINFER)
+        convert(values, "FlashMLA", lse.FLASHINFER)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"target must be a Convention of .*, got str"):
-        convert(values, lse.FLASHINFER, "FlashMLA")
+        convert(values, lse.FLASHINFER, "FlashMLA")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"convention must be a Convention of .*, got str"):
-        is_empty(values, "FlashMLA")
+        is_empty(values, "FlashMLA")  # type: ignore[arg-type]

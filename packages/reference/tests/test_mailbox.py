@@ -52,15 +52,17 @@ def test_no_payload_word_is_the_sentinel(other):
 
 
 def test_words_are_little_endian():
-    assert as_words(np.uint8([[1, 2, 3, 4]])).tolist() == [[0x04030201]]
-    assert as_words(np.uint16([[0x1122, 0x3344]])).tolist() == [[0x33441122]]
-    values = mailbox.values_of(np.uint32([[0x3F80BF80]]))
+    assert as_words(np.array([[1, 2, 3, 4]], np.uint8)).tolist() == [[0x04030201]]
+    assert as_words(np.array([[0x1122, 0x3344]], np.uint16)).tolist() == [[0x33441122]]
+    values = mailbox.values_of(np.array([[0x3F80BF80]], np.uint32))
     assert values.astype(np.float32).tolist() == [[-1.0, 1.0]]
 
 
 EDGES = [np.nextafter(EMPTY_LSE, np.float32(0)), np.finfo(np.float32).max]
-LSE = np.float32([0.0, -0.0, 1.0, -66854.859, 3.4e38, -2.9999e38, 1e-45, *EDGES])
-NOT_SENT = np.float32([EMPTY_LSE, -3.1e38, -3.4028235e38, -np.inf, np.inf, np.nan, -np.nan])
+LSE = np.array([0.0, -0.0, 1.0, -66854.859, 3.4e38, -2.9999e38, 1e-45, *EDGES], np.float32)
+NOT_SENT = np.array(
+    [EMPTY_LSE, -3.1e38, -3.4028235e38, -np.inf, np.inf, np.nan, -np.nan], np.float32
+)
 
 
 def test_lse_words():
@@ -74,20 +76,22 @@ def test_lse_words():
 
 def test_the_lse_sentinel_is_a_nan():
     assert np.isnan(np.uint32(LSE_SENTINEL).view(np.float32))
-    patterns = np.uint32([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800000]).view(np.float32)
+    patterns = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800000], np.uint32).view(
+        np.float32
+    )
     assert not np.any(mailbox.lse_words(patterns) == LSE_SENTINEL)
 
 
 def test_wrong_dtypes():
     with pytest.raises(TypeError, match=r"row must be bfloat16 or uint16 in .*, got float16"):
-        mailbox.payload_bits(np.float16([0]))
+        mailbox.payload_bits(np.array([0], np.float16))
     swapped = np.dtype(np.uint16).newbyteorder()
     with pytest.raises(TypeError, match="row must be bfloat16 or uint16 in native byte order"):
         mailbox.payload_bits(np.array([0x8000], swapped))
     with pytest.raises(TypeError, match="lse2 must be float32, got float64"):
-        mailbox.lse_words(np.float64([0]))
+        mailbox.lse_words(np.array([0], np.float64))
     with pytest.raises(TypeError, match="query"):
-        mailbox.query_bytes(np.float32([0]))
+        mailbox.query_bytes(np.array([0], np.float32))
 
 
 def test_an_empty_mailbox():
@@ -118,13 +122,13 @@ def test_sending_and_receiving():
     place = np.full(3, LSE_SENTINEL, np.uint32)
     with pytest.raises(NotArrived, match="3 words"):
         receive(place, LSE_SENTINEL)
-    send(place[:2], np.uint32([1, 2]), LSE_SENTINEL)
+    send(place[:2], np.array([1, 2], np.uint32), LSE_SENTINEL)
     with pytest.raises(NotArrived, match="1 words"):
         receive(place, LSE_SENTINEL)
     assert place.tolist() == [1, 2, LSE_SENTINEL]
     with pytest.raises(Overrun, match="2 words were not read"):
-        send(place, np.uint32([4, 5, 6]), LSE_SENTINEL)
+        send(place, np.array([4, 5, 6], np.uint32), LSE_SENTINEL)
     with pytest.raises(ValueError, match="must not hold the sentinel"):
-        send(place[2:], np.uint32([LSE_SENTINEL]), LSE_SENTINEL)
+        send(place[2:], np.array([LSE_SENTINEL], np.uint32), LSE_SENTINEL)
     assert receive(place[:2], LSE_SENTINEL).tolist() == [1, 2]
     assert np.all(place == LSE_SENTINEL)

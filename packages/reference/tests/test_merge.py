@@ -27,14 +27,14 @@ def same(a, b) -> bool:
 def test_empty_partials_change_no_bit():
     rng = np.random.default_rng(40)
     a, b, none = some(rng), some(rng), empty_partial(3, SM90)
-    scale = np.float32(0.75)
+    scale = np.array(0.75, np.float32)
     base = merge([a, b], scale, SM90)
     for order in ([none, a, b], [a, none, b], [a, b, none]):
         assert same(base, merge(order, scale, SM90))
 
 
 def test_nothing_is_zero_and_lowest():
-    row, lse2 = merge([empty_partial(2, SM90)] * 4, np.float32(1), SM90)
+    row, lse2 = merge([empty_partial(2, SM90)] * 4, np.array(1, np.float32), SM90)
     assert (row.view(np.uint32) == 0).all()
     assert np.isneginf(lse2).all()
 
@@ -42,7 +42,7 @@ def test_nothing_is_zero_and_lowest():
 def test_a_nan_sum_is_not_empty():
     a, b = some(np.random.default_rng(41)), empty_partial(3, SM90)
     b.sum[1] = np.nan
-    row, lse2 = merge([a, b], np.float32(1), SM90)
+    row, lse2 = merge([a, b], np.array(1, np.float32), SM90)
     assert np.isnan(lse2).tolist() == [False, True, False]
     assert (row[1].view(np.uint32) == 0x7FFFFFFF).all()
     assert np.isfinite(row[[0, 2]]).all()
@@ -51,7 +51,10 @@ def test_a_nan_sum_is_not_empty():
 def test_order_is_kept():
     rng = np.random.default_rng(42)
     parts = [some(rng, 64) for _ in range(4)]
-    assert not same(merge(parts, np.float32(1), SM90), merge(parts[::-1], np.float32(1), SM90))
+    assert not same(
+        merge(parts, np.array(1, np.float32), SM90),
+        merge(parts[::-1], np.array(1, np.float32), SM90),
+    )
 
 
 def test_ideal_merge_is_the_weighted_mean():
@@ -60,7 +63,7 @@ def test_ideal_merge_is_the_weighted_mean():
     weights = np.array([np.exp2(p.max) for p in parts])
     total = sum(w * p.sum for w, p in zip(weights, parts, strict=True))
     row = sum(w[:, None] * p.acc for w, p in zip(weights, parts, strict=True)) / total[:, None]
-    got = merge(parts, np.float64(2), IDEAL)
+    got = merge(parts, np.array(2, np.float64), IDEAL)
     np.testing.assert_allclose(got.row, 2 * row, rtol=1e-12)
     np.testing.assert_allclose(got.lse2, np.log2(total / 448), rtol=1e-12)
 
@@ -125,9 +128,9 @@ def test_merge_states_in_base_2_is_the_owner_merge():
 def test_wrong_states_are_named():
     values, lses = states(np.random.default_rng(48), 2)
     with pytest.raises(ValueError, match="base must be '2' or 'e', got '10'"):
-        merge_states(values, lses, base="10")
+        merge_states(values, lses, base="10")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"machine must be a Machine of .*, got str"):
-        merge_states(values, lses, base="2", machine="SM90")
+        merge_states(values, lses, base="2", machine="SM90")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="lses must be float32, got float64"):
         merge_states(values, lses.astype(np.float64), base="2")
     with pytest.raises(ValueError, match=r"values must be \[S, ..., D\].*S of 1 or more"):

@@ -27,7 +27,7 @@ def scalar_merge(payload, lse2):
     if not live:
         return np.zeros(payload.shape[1], ml_dtypes.bfloat16), F(-np.inf)
     top = max(lse2[d] for d in live)
-    weights, total = [], F(0)
+    weights, total = [], np.array(0, F)
     for d in range(len(lse2)):
         w = mufu.ex2(add(lse2[d], -top)) if d in live else F(0)
         weights.append(w)
@@ -35,7 +35,7 @@ def scalar_merge(payload, lse2):
     shares = [div(w, total) for w in weights]
     row = []
     for column in range(payload.shape[1]):
-        acc = F(0)
+        acc = np.array(0, F)
         for d, share in enumerate(shares):
             acc = fma(share, payload[d, column] if d in live else F(0), acc)
         row.append(acc)
@@ -90,7 +90,7 @@ def test_all_empty():
 @pytest.mark.parametrize("level", [-66854.859, 0.0, -2.9e38, 3e38])
 def test_equal_ranks_at_any_level(level):
     """Equal LSEs of D ranks give the mean, and log2(D) more."""
-    payload = np.repeat(bf16.encode(F([[[1.0, -2.5, 0.0, 2.0**-126]]])), 4, axis=0)
+    payload = np.repeat(bf16.encode(np.array([[[1.0, -2.5, 0.0, 2.0**-126]]], F)), 4, axis=0)
     latent, lse = merged(payload, np.full((4, 1), F(level)))
     assert same_bits(latent[0], payload[0, 0]).all()
     assert lse[0] == mul(add(F(level), F(2)), F(np.log(2.0)))
@@ -98,17 +98,17 @@ def test_equal_ranks_at_any_level(level):
 
 def test_special_payloads():
     smallest, largest = F(2.0**-133), F(3.3895314e38)
-    values = F([[[-smallest, -smallest, largest, -largest, 0.0]]])
+    values = np.array([[[-smallest, -smallest, largest, -largest, 0.0]]], F)
     payload = bf16.encode(np.repeat(values, 2, axis=0))
     assert payload.view(np.uint16)[0, 0].tolist() == [0x8001, 0x8001, 0x7F7F, 0xFF7F, 0]
-    latent, _ = merged(payload, F([[0.0], [0.0]]))
+    latent, _ = merged(payload, np.array([[0.0], [0.0]], F))
     assert same_bits(latent[0], payload[0, 0]).all()
 
 
 def test_a_far_rank_weighs_nothing_but_an_infinity():
     """0 x inf is NaN: a payload that overflowed shows, whatever it weighs."""
-    payload = bf16.encode(F([[[1.0, 1.0]], [[5.0, np.inf]]]))
-    latent, lse = merged(payload, F([[0.0], [-200.0]]))
+    payload = bf16.encode(np.array([[[1.0, 1.0]], [[5.0, np.inf]]], F))
+    latent, lse = merged(payload, np.array([[0.0], [-200.0]], F))
     assert latent.view(np.uint16)[0].tolist() == [0x3F80, 0x7FFF]
     assert lse[0] == 0
 
@@ -149,7 +149,7 @@ def test_inputs_are_left_alone():
         (np.zeros((2, 3, 4), F), np.zeros((2, 3), F), ValueError, r"512\].*got \[2, 3, 4\]"),
         (
             np.zeros((2, 1, 512), F),
-            F([[0.0], [-np.inf]]),
+            np.array([[0.0], [-np.inf]], F),
             ValueError,
             r"lse2\[1, 0\] = -inf.*convert",
         ),
@@ -163,4 +163,4 @@ def test_wrong_arguments(payload, lse2, error, says):
 
 def test_the_machine_is_not_its_name():
     with pytest.raises(TypeError, match=r"machine must be a Machine of .*, got str"):
-        owner_merge(np.zeros((2, 3, 512), F), np.zeros((2, 3), F), machine="SM90")
+        owner_merge(np.zeros((2, 3, 512), F), np.zeros((2, 3), F), machine="SM90")  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """The algebra that users may rely on, on generated inputs."""
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,7 +73,7 @@ def test_toward_zero_is_never_further_out_than_nearest(form, x):
 @MANY
 @given(FLOATS, FLOATS)
 def test_ulp_distance_is_a_metric_on_a_line(x, y):
-    a, b, zero = np.float32([x]), np.float32([y]), np.float32([0])
+    a, b, zero = np.array([x], np.float32), np.array([y], np.float32), np.array([0], np.float32)
     between = ulp.distance(a, b)[0]
     assert between == ulp.distance(b, a)[0]
     assert (between == 0) == bool(ulp.same_bits(a, b)[0])
@@ -81,12 +83,12 @@ def test_ulp_distance_is_a_metric_on_a_line(x, y):
 @MANY
 @given(st.floats(width=32, min_value=-200, max_value=200), st.floats(width=32, min_value=0))
 def test_ex2_grows_and_log2f_grows_to_an_ulp(x, step):
-    pair = np.float32([x, np.float32(x) + np.float32(step)])
+    pair = np.array([x, np.float32(x) + np.float32(step)], np.float32)
     low, high = ex2(pair)
     assert low <= high
     positive = np.abs(pair)
     a, b = log2f(np.sort(positive))
-    assert a <= b or ulp.distance(np.float32([a]), np.float32([b]))[0] <= 1
+    assert a <= b or ulp.distance(np.array([a], np.float32), np.array([b], np.float32))[0] <= 1
 
 
 @MODERATE
@@ -137,7 +139,7 @@ def test_split_and_order_only_move_the_result_within_the_bound(seed, count, scal
     query, kv = (e4m3.encode(rng.standard_normal(s)) for s in ((1, 4, 576), (count, 576)))
     order = rng.permutation(count).astype(np.int32)
     valid = np.array([count], np.int32)
-    scales = {"scale_log2": scale, "out_scale": 1.0}
+    scales: dict[str, Any] = {"scale_log2": scale, "out_scale": 1.0}
     plain = (query, kv, np.arange(count, dtype=np.int32)[None], valid)
     shuffled = (query, kv, order[None], valid)
     exact, exact_lse = decode(*plain, **scales, machine=IDEAL)
@@ -155,7 +157,7 @@ def test_a_row_doesn_t_depend_on_its_batch(seed, count):
     query, kv = (e4m3.encode(rng.standard_normal(s)) for s in ((3, 2, 576), (50, 576)))
     rows = rng.integers(-5, 55, (3, count)).astype(np.int32)
     valid = rng.integers(0, count + 3, 3).astype(np.int32)
-    scales = {"scale_log2": 0.06, "out_scale": 1.0}
+    scales: dict[str, Any] = {"scale_log2": 0.06, "out_scale": 1.0}
     latent, lse = decode(query, kv, rows, valid, **scales)
     one, one_lse = decode(query[1:2], kv, rows[1:2], valid[1:2], **scales)
     assert ulp.same_bits(latent[1:2], one).all()

@@ -8,16 +8,18 @@ from sparse_mla_reference import ulp
 
 
 def test_distance_counts_encodings():
-    one = np.float32([1.0, 1.0, -1.0, 0.0, -0.0, 2.0**-149])
-    other = np.float32([1.0, np.nextafter(np.float32(1), np.float32(2)), 1.0, -0.0, 0.0, 0.0])
+    one = np.array([1.0, 1.0, -1.0, 0.0, -0.0, 2.0**-149], np.float32)
+    other = np.array(
+        [1.0, np.nextafter(np.float32(1), np.float32(2)), 1.0, -0.0, 0.0, 0.0], np.float32
+    )
     expected = [0, 1, 2 * 0x3F800000 + 1, 1, 1, 1]
     assert ulp.distance(one, other).tolist() == expected
 
 
 def test_non_finite_pairs_have_no_distance():
     inf, nan = np.inf, np.nan
-    a = np.float32([inf, inf, inf, nan, nan, np.finfo(np.float32).max])
-    b = np.float32([inf, -inf, 1.0, nan, 1.0, inf])
+    a = np.array([inf, inf, inf, nan, nan, np.finfo(np.float32).max], np.float32)
+    b = np.array([inf, -inf, 1.0, nan, 1.0, inf], np.float32)
     got = ulp.distance(a, b).tolist()
     assert got == [0, ulp.UNORDERED, ulp.UNORDERED, 0, ulp.UNORDERED, ulp.UNORDERED]
 
@@ -54,9 +56,9 @@ def test_histogram_loses_nothing():
 
 def test_wrong_pairs_are_named():
     with pytest.raises(TypeError, match=r"a and b must share a dtype.*float32 and float64"):
-        ulp.distance(np.float32([1]), np.float64([1]))
+        ulp.distance(np.array([1], np.float32), np.array([1], np.float64))
     swapped = np.ones(1, np.dtype(np.float32).newbyteorder())
     with pytest.raises(TypeError, match="in native byte order"):
         ulp.same_bits(swapped, swapped)
     with pytest.raises(ValueError, match=r"a and b must share a shape, got \(1,\) and \(2,\)"):
-        ulp.same_bits(np.float32([1]), np.float32([1, 2]))
+        ulp.same_bits(np.array([1], np.float32), np.array([1, 2], np.float32))

@@ -371,7 +371,7 @@ def record(gpu: Any, out: Path) -> None:
     (out / "mufu_meta.json").write_text(json.dumps(meta, indent=1) + "\n")
     say(f"{meta['gpu']}, {meta['nvidia_smi']}")
 
-    hashes: dict[str, np.ndarray] = {}
+    hashes: dict[str, Any] = {}
     inputs = sample_inputs()
     for op in UNARY:
         hashes[f"{op}_hashes"] = gpu.hashes(op)
@@ -396,7 +396,7 @@ def record(gpu: Any, out: Path) -> None:
 
     with ThreadPoolExecutor() as pool:
 
-        def packed(todo: list[tuple[str, np.ndarray, int]]) -> dict[str, np.ndarray]:
+        def packed(todo: list[tuple[str, np.ndarray, int]]) -> dict[str, Any]:
             blobs = pool.map(lambda job: pack(job[1], job[2]), todo)
             return {job[0]: blob for job, blob in zip(todo, blobs, strict=True)}
 
@@ -417,7 +417,7 @@ def condense(out: Path) -> None:
     gpu = meta["gpu"].split()[-1].lower()
     (kept / f"mufu_{gpu}.json").write_text(json.dumps(meta, indent=1) + "\n")
     full, tables = np.load(out / "mufu_hashes.npz"), np.load(out / "mufu_tables.npz")
-    hashes: dict[str, np.ndarray] = {}
+    hashes: dict[str, Any] = {}
     for op in UNARY:
         hashes[op] = row_hashes(full[f"{op}_hashes"])
         hashes[f"{op}_samples"] = sample_hashes(full[f"{op}_samples"])
@@ -435,7 +435,7 @@ def condense(out: Path) -> None:
 def _save_split(out: Path, stem: str, arrays: dict[str, np.ndarray]) -> None:
     """Save `arrays` as one npz, or as two of about half the size if it would pass 14 MiB."""
     total = sum(a.nbytes for a in arrays.values())
-    groups: list[dict[str, np.ndarray]] = [{}]
+    groups: list[dict[str, Any]] = [{}]
     for name, array in arrays.items():
         filled = sum(a.nbytes for a in groups[-1].values())
         if total > 14 << 20 and len(groups) == 1 and filled + array.nbytes > 14 << 20:

@@ -17,7 +17,7 @@ def bits(x) -> int:
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(FLOATS, FLOATS, FLOATS)
 def test_fma_is_rounded_once(exact_fma, a, b, c):
-    assert bits(fma(*np.float32([a, b, c]))) == bits(exact_fma(a, b, c))
+    assert bits(fma(*np.array([a, b, c], np.float32))) == bits(exact_fma(a, b, c))
 
 
 def test_fma_near_ties(exact_fma):

@@ -7,7 +7,7 @@ from sparse_mla_reference.instructions.libdevice import log2f
 
 
 def test_specials():
-    x = np.float32([np.inf, -np.inf, np.nan, -1.0, 0.0, -0.0, -(2.0**-140)])
+    x = np.array([np.inf, -np.inf, np.nan, -1.0, 0.0, -0.0, -(2.0**-140)], np.float32)
     got = log2f(x).view(np.uint32).tolist()
     nan, inf, low = 0x7FFFFFFF, 0x7F800000, 0xFF800000
     assert got == [inf, nan, nan, nan, low, low, nan]

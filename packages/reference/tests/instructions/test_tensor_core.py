@@ -1,12 +1,14 @@
 """The tensor-core models against recordings of hardware and against rational arithmetic."""
 
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from sparse_mla_reference import e4m3, minifloat, tensor_core
+from sparse_mla_reference.instructions import aligned_sum
 from sparse_mla_reference.instructions.tensor_core import (
     MODELS,
     SM90_BF16,
@@ -119,7 +121,7 @@ def test_both_paths_are_taken_at_the_threshold(monkeypatch):
     """32 ones and a least bit: the norm in units of the least bit crosses 2^24 where the bit falls
     below 2^-9; bits stay those of the careful path on both sides."""
     calls = []
-    original = tensor_core.aligned_sum
+    original = aligned_sum.aligned_sum
 
     def counted(*arguments):
         calls.append(1)
@@ -129,10 +131,10 @@ def test_both_paths_are_taken_at_the_threshold(monkeypatch):
     taken = {}
     for exponent in range(-9, 1):
         a = np.full((1, 32), 0x38, np.uint8)
-        a[0, 5] = e4m3.encode(np.float32(2.0**exponent))
+        a[0, 5] = e4m3.encode(np.array(2.0**exponent, np.float32))
         b = np.where(np.arange(32) == 9, np.float32(-(2.0**exponent)), np.float32(60))
         b = e4m3.encode(b)[:, None]
-        c = np.float32([[0.3]])
+        c = np.array([[0.3]], np.float32)
         before = len(calls)
         d = mma(a, b, c)
         taken[exponent] = len(calls) > before
@@ -149,14 +151,13 @@ def test_narrow_data_takes_the_exact_path(name, k, monkeypatch):
     rng = np.random.default_rng(9)
     a, b = (e4m3.encode(rng.standard_normal(s)) for s in ((64, k), (k, 64)))
     seen = []
-    original = tensor_core.aligned_sum
-    monkeypatch.setattr(
-        tensor_core,
-        "aligned_sum",
-        lambda a, b, c, model: (
-            seen.append(a.value.shape[2] * b.value.shape[2]) or original(a, b, c, model)
-        ),
-    )
+    original = aligned_sum.aligned_sum
+
+    def counted(a, b, c, model):
+        seen.append(a.value.shape[2] * b.value.shape[2])
+        return original(a, b, c, model)
+
+    monkeypatch.setattr(tensor_core, "aligned_sum", counted)
     mma(a, b, np.zeros((64, 64), np.float32), model=MODELS[name])
     assert sum(seen) < 0.05 * 64 * 64 * k / 16
 
@@ -194,14 +195,14 @@ def test_nan_reaches_its_row_and_column_alone():
     nan = np.zeros((4, 5), bool)
     nan[1], nan[:, 2], nan[3, 4] = True, True, True
     assert (d[nan] == NAN).all()
-    assert (d[~nan] == bits(np.float32(64))).all()
+    assert (d[~nan] == bits(np.array(64, np.float32))).all()
 
 
 def test_infinite_and_overflowing_accumulators():
     a, b = np.full((1, 32), 0x7E, np.uint8), np.full((32, 1), 0x7E, np.uint8)
     big = np.finfo(np.float32).max
     for c, expected in ((np.inf, np.inf), (-np.inf, -np.inf), (big, big)):
-        assert mma(a, b, np.float32([[c]]))[0, 0] == np.float32(expected)
+        assert mma(a, b, np.array([[c]], np.float32))[0, 0] == np.float32(expected)
 
 
 def test_empty_shapes():
@@ -267,7 +268,8 @@ def model_families(rng: np.random.Generator, form: minifloat.Format) -> dict[str
         return (x | (rng.integers(0, 2, x.shape) << (form.bits - 1))).astype(form.dtype)
 
     def pick(low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
-        return tuple(signed(rng.integers(low, high + 1, s)) for s in ((m, k), (k, n)))
+        a, b = (signed(rng.integers(low, high + 1, s)) for s in ((m, k), (k, n)))
+        return a, b
 
     half = signed(rng.integers(0, top + 1, (m, k // 2)))
     column = signed(rng.integers(0, top + 1, (k // 2, n)))
@@ -311,7 +313,7 @@ def test_models_against_rationals(model, family, exact_sum):
             if not model.accumulator_inside:
                 t = float(np.float32(expected) + np.float32(t))
             expected = t
-        assert bits(d[i, j]) == bits(np.float32(expected)), (i, j)
+        assert bits(d[i, j]) == bits(np.array(expected, np.float32)), (i, j)
 
 
 @pytest.mark.parametrize("spread", [0, 4, 12])
@@ -382,8 +384,13 @@ def test_infinities_and_nan_follow_ieee(dtype):
         a, b = one.copy(), one.copy()
         for k, (x, y) in changes.items():
             a[k], b[k] = x, y
-        d = mma(a.astype(dtype)[None], b.astype(dtype)[:, None], np.float32([[c]]), model=model)
-        want = NAN if np.isnan(expected) else bits(np.float32(expected))
+        d = mma(
+            a.astype(dtype)[None],
+            b.astype(dtype)[:, None],
+            np.array([[c]], np.float32),
+            model=model,
+        )
+        want = NAN if np.isnan(expected) else bits(np.array(expected, np.float32))
         assert bits(d)[0, 0] == want, (changes, c)
 
 
@@ -407,7 +414,7 @@ def test_operands_must_suit_the_model():
 @pytest.mark.parametrize("swapped", ["a", "b", "c"])
 def test_another_byte_order_is_refused(swapped):
     """Its bytes, viewed as encodings, would be other numbers."""
-    args = {
+    args: dict[str, Any] = {
         "a": np.ones((16, 16), np.float16),
         "b": np.ones((16, 8), np.float16),
         "c": np.zeros((16, 8), np.float32),
@@ -421,4 +428,4 @@ def test_another_byte_order_is_refused(swapped):
 def test_the_model_is_not_its_name():
     one = np.full((1, 32), 0x38, np.uint8)
     with pytest.raises(TypeError, match=r"model must be a Model .*SM90_E4M3.*got 'SM90_E4M3'"):
-        mma(one, one.T, np.zeros((1, 1), np.float32), model="SM90_E4M3")
+        mma(one, one.T, np.zeros((1, 1), np.float32), model="SM90_E4M3")  # type: ignore[arg-type]
