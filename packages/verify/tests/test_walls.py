@@ -66,4 +66,7 @@ def test_all_layers_agree_on_the_columns():
 
 def test_all_packages_have_one_version():
     names = ("sparse_mla_reference", "sparse_mla_kernel", "sparse_mla_verify")
-    assert len({importlib.import_module(name).__version__ for name in names}) == 1
+    versions = {importlib.import_module(name).__version__ for name in names}
+    if versions == {"0+unknown"}:
+        pytest.skip("the packages are not installed, so they have no version")
+    assert len(versions) == 1

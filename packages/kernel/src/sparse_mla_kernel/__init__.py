@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib import metadata as _metadata
 from typing import TYPE_CHECKING
 
 from sparse_mla_kernel.dcp.compile import CompiledStep, compile_step, cross_compile_step
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     from sparse_mla_kernel.ptx.convert import transpose4
     from sparse_mla_kernel.ptx.shared_memory import store_fp8_pair_shared
 
-__version__ = "0.1.0"
+try:
+    __version__ = _metadata.version("sparse-mla-kernel")
+except _metadata.PackageNotFoundError:  # The source is on the path, and the package not installed.
+    __version__ = "0+unknown"
 
 __all__ = [
     "BASE",

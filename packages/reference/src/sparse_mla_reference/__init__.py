@@ -1,5 +1,7 @@
 """Sparse MLA decode and its parts, predicted to the last bit on a CPU."""
 
+from importlib import metadata as _metadata
+
 from sparse_mla_reference import lse, machine, mailbox, schedule, ulp
 from sparse_mla_reference.bounds import Bounds, bounds
 from sparse_mla_reference.dcp import DcpOutput, Rank, dcp_step
@@ -13,7 +15,10 @@ from sparse_mla_reference.merge import merge_states
 from sparse_mla_reference.owner_merge import owner_merge
 from sparse_mla_reference.schedule import BASE, LOW_LATENCY, Schedule
 
-__version__ = "0.1.0"
+try:
+    __version__ = _metadata.version("sparse-mla-reference")
+except _metadata.PackageNotFoundError:  # The source is on the path, and the package not installed.
+    __version__ = "0+unknown"
 
 __all__ = [
     "BASE",

@@ -4,4 +4,9 @@ Importing the package imports neither PyTorch nor the DSL: the rooms `inputs`, `
 `evidence` need the reference alone, and `gpu_runs` the kernel.
 """
 
-__version__ = "0.1.0"
+from importlib import metadata as _metadata
+
+try:
+    __version__ = _metadata.version("sparse-mla-verify")
+except _metadata.PackageNotFoundError:  # The source is on the path, and the package not installed.
+    __version__ = "0+unknown"
