@@ -114,7 +114,7 @@ def audit(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
     """Time the kernel against its base schedule, FlashMLA and PyTorch; needs a GPU."""
-    session.run(stack(session), "-m", "sparse_mla_verify.bench", *session.posargs, external=True)
+    session.run(stack(session), "-m", "sparse_mla_verify", "bench", *session.posargs, external=True)
 
 
 @nox.session(default=False)

@@ -11,11 +11,11 @@ from sparse_mla_verify.evidence.evidence import (
     Trial,
     live_case,
 )
+from sparse_mla_verify.evidence.guarded_recordings import load, shipped
 from sparse_mla_verify.evidence.instruction_checks import CHECKS as STRUCTURE
 from sparse_mla_verify.evidence.instruction_checks import Finding
 from sparse_mla_verify.evidence.push_recordings import PushRecording
 from sparse_mla_verify.evidence.recordings import Check, Host
-from sparse_mla_verify.gpu_runs.guarded import load, shipped
 from sparse_mla_verify.inputs.schedules import BASE
 from sparse_mla_verify.measure.poisoned import run_poisoned
 from sparse_mla_verify.measure.predict import assess

@@ -8,7 +8,7 @@ import pytest
 from sparse_mla_verify.audit.audit_report import apart_markdown, claims_markdown, figures_markdown
 from sparse_mla_verify.audit.claims import COMPARED
 from sparse_mla_verify.audit.collect import cross_compiled, dsl_version
-from sparse_mla_verify.audit.command import recorded_apart
+from sparse_mla_verify.audit.figures import recorded_apart
 from sparse_mla_verify.evidence.evidence import recorded_case, split_stale
 from sparse_mla_verify.evidence.recordings import KERNEL, load, shipped
 from sparse_mla_verify.gpu_runs.launch_checks import CHECKS

@@ -422,7 +422,7 @@ def test_the_json_has_the_agreed_form(tmp_path):
     read.save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == path.read_text()
     (tmp_path / "other.json").write_text("[]")
-    with pytest.raises(ValueError, match="no benchmark's JSON"):
+    with pytest.raises(ValueError, match="must be a benchmark's run"):
         load(tmp_path / "other.json")
 
 
@@ -805,17 +805,22 @@ def test_the_module_has_a_place_for_the_tables():
 def test_a_record_names_no_place_on_a_machine():
     given = ["run", "--quick", "--out", "/a/b.json", "--plot=/a/c.png", "--flashmla", "/d"]
     assert command.said([*given, "--schedule", "split=8"]) == (
-        "python -m sparse_mla_verify.bench run --quick --schedule split=8"
+        "sparse-mla-audit bench run --quick --schedule split=8"
     )
 
 
 def test_the_benchmark_needs_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert command.main(["--quick"]) == 2
-    assert "needs an NVIDIA GPU" in capsys.readouterr().out
-    assert command.main(["--trials", "0"]) == 2
+    assert "bench needs an NVIDIA GPU" in capsys.readouterr().err
     assert command.main(["--points", "5x96x256"]) == 2
-    for given in (["--budget", "0"], ["--points", "5x96"], ["--quick", "--points", "5x96x256"]):
+    for given in (
+        ["--budget", "0"],
+        ["--points", "5x96"],
+        ["--quick", "--points", "5x96x256"],
+        ["--trials", "0"],
+        ["--width", "2047"],
+    ):
         with pytest.raises(SystemExit):
             command.main(given)
     with pytest.raises(argparse.ArgumentTypeError, match="ROWSxHEADSxKEYS"):
@@ -976,13 +981,13 @@ def test_a_file_that_is_no_run_is_an_error(content, tmp_path, capsys):
     file = tmp_path / "run.json"
     file.write_text(content)
     assert command.main(["table", str(file)]) == 2
-    assert "no benchmark's JSON" in capsys.readouterr().err
+    assert "must be a benchmark's run" in capsys.readouterr().err
 
 
 def test_times_that_are_none_are_refused(tmp_path):
     file = tmp_path / "run.json"
     schedules_run(flat(base=float("nan"))).save(file)
-    with pytest.raises(ValueError, match="not finite and above 0"):
+    with pytest.raises(ValueError, match="must be finite and above 0"):
         load(file)
 
 

@@ -237,7 +237,7 @@ def test_records_survive_the_json(tmp_path):
     stages.save(path, ABOUT, results)
     assert stages.load(path) == (ABOUT, results)
     path.write_text("[]")
-    with pytest.raises(ValueError, match="no JSON of stages"):
+    with pytest.raises(ValueError, match="must be the JSON of stages"):
         stages.load(path)
 
 
@@ -314,7 +314,7 @@ def test_a_missing_run_is_said(tmp_path, bench, capsys):
     page.write_text("<!-- figures: by a command -->\nold\n<!-- /figures -->\n")
     given = ["stages", str(tmp_path / "none.json"), "--into", str(page)]
     assert command.main(given) == 2
-    assert "none.json is no JSON of stages" in capsys.readouterr().err
+    assert "must be the JSON of stages, got" in capsys.readouterr().err
     assert "old" in page.read_text()
 
 
@@ -323,13 +323,14 @@ def test_a_file_that_is_none_is_an_error(content, tmp_path, capsys):
     file = tmp_path / "a.json"
     file.write_text(content)
     assert command.main(["stages", str(file)]) == 2
-    assert "no JSON of stages" in capsys.readouterr().err
+    assert "must be the JSON of stages" in capsys.readouterr().err
 
 
 def test_a_run_needs_a_gpu(tmp_path):
     pytest.importorskip("sparse_mla_kernel")
+    given = ["bench", "stages", "--out", tmp_path / "s.json"]
     done = subprocess.run(
-        [sys.executable, "-m", "sparse_mla_verify.bench", "stages", "--out", tmp_path / "s.json"],
+        [sys.executable, "-m", "sparse_mla_verify", *given],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,

@@ -33,7 +33,7 @@ def test_a_recording_comes_back_as_it_was(synthetic, saved):
 def test_another_schema_is_refused(saved):
     plain = json.loads(saved.read_text()) | {"schema": r.SCHEMA + 1}
     saved.write_text(json.dumps(plain))
-    with pytest.raises(ValueError, match="no recording of schema"):
+    with pytest.raises(ValueError, match="the file's schema is"):
         r.load(saved)
 
 
@@ -82,7 +82,7 @@ def test_a_file_without_a_part_is_refused(saved, part):
     plain = json.loads(saved.read_text())
     del plain[part]
     saved.write_text(json.dumps(plain))
-    with pytest.raises(ValueError, match="is no recording"):
+    with pytest.raises(ValueError, match="must be a recording"):
         r.load(saved)
 
 

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from sparse_mla_reference import minifloat
 from sparse_mla_verify.evidence.recordings import Host
-from sparse_mla_verify.hardware import __main__ as command
 from sparse_mla_verify.hardware import (
     arithmetic,
+    command,
     families,
     hashing,
     instructions,
@@ -292,8 +292,9 @@ def test_the_command_writes_a_record_of_what_it_could_not_compare(tmp_path):
     options = command._parser().parse_args(
         ["--out", str(out), "--only", "mufu,mma", "--budget", "0", "--workers", "1"]
     )
-    record = command._run(options, StandIn(), Console(quiet=True))
+    record = command._run(options, StandIn(), Console(quiet=True), "said")
     assert load(out) == record
+    assert record.command == "said"
     assert tuple(c.name for c in record.compared) == names_of(("mufu", "mma"))
     assert all(OUT_OF_TIME in error for c in record.compared for error in c.errors)
     assert len(shortcomings(record, ("mufu", "mma"))) >= 2 * len(record.compared)
@@ -309,7 +310,7 @@ def test_the_command_says_that_it_needs_a_gpu(tmp_path, capsys):
 def test_an_unknown_group_is_refused(capsys):
     with pytest.raises(SystemExit):
         command.main(["--out", "record.json", "--only", "mufu,sin"])
-    assert "'sin': may be mufu, convert, arithmetic, mma" in capsys.readouterr().err
+    assert "must be of mufu, convert, arithmetic, mma, got 'sin'" in capsys.readouterr().err
 
 
 # ---- records ------------------------------------------------------------------------------------
@@ -362,7 +363,7 @@ def test_a_missing_operation_is_a_shortcoming(record):
 def test_another_file_is_refused(tmp_path):
     path = tmp_path / "other.json"
     path.write_text('{"schema": 1}')
-    with pytest.raises(ValueError, match=r"other\.json is no hardware comparison"):
+    with pytest.raises(ValueError, match=r"must be a hardware comparison, got .*other\.json"):
         load(path)
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+import sparse_mla_kernel.kernels.base.layout as base_layout
+import sparse_mla_kernel.kernels.low_latency.layout as low_latency_layout
 from sparse_mla_verify.audit.collect import cross_compiled
 from sparse_mla_verify.evidence import recordings
 from sparse_mla_verify.evidence.instruction_checks import check_structure
@@ -20,6 +22,11 @@ def test_kernel_and_reference_state_the_same_schedule(name):
     ours, theirs = kernel_schedule(name), REFERENCE[name]
     for field in ("split", "chunk", "qk_chains", "mma", "deal"):
         assert getattr(ours, field) == getattr(theirs, field), field
+    # P and V meet in steps of the MMA's K. A warp sums P over the keys of one MMA, or over a chunk,
+    # of which each of its lanes has two keys.
+    layout = {"e4m3": base_layout, "f16": low_latency_layout}[ours.mma]
+    assert theirs.pv_keys == layout.MMA_K
+    assert theirs.warp_keys == (layout.TILE_KEYS if ours.mma == "e4m3" else 2 * layout.WARP)
     assert theirs.qk_order == ("blocked" if ours.mma == "f16" else "strided")
 
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-import sparse_mla_kernel.mailbox as kernel_mailbox
+import sparse_mla_kernel.mailbox.layout as kernel_mailbox
 import sparse_mla_reference.mailbox as reference_mailbox
 from sparse_mla_kernel import MailboxLayout
 from sparse_mla_reference import Mailbox
@@ -136,7 +136,7 @@ def test_a_recording_round_trips(tmp_path):
     recording.save(path)
     assert push_recordings.load(path) == recording
     path.write_text("[]")
-    with pytest.raises(ValueError, match="is no push recording"):
+    with pytest.raises(ValueError, match="must be a recording of push mode"):
         push_recordings.load(path)
 
 
@@ -157,7 +157,7 @@ def test_what_the_ranks_report_is_summed(tmp_path):
 @pytest.mark.skipif(device_name() is not None, reason="a GPU is here")
 def test_without_a_gpu(capsys):
     assert check_main([]) == 2
-    assert re.search("no GPU", capsys.readouterr().err)
+    assert re.search("push check needs an NVIDIA GPU", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from sparse_mla_kernel.checks import check_int
 from sparse_mla_kernel.schedule import BASE, LOW_LATENCY, TILE_HEADS, Schedule
 
-# policy: written by `python -m sparse_mla_verify.bench policy FILE --max-keys 2048`
+# policy: written by `sparse-mla-audit bench policy FILE --max-keys 2048`
 # The run: NVIDIA H200, driver 580.159.04, 2026-11-30.
 TABLE = "1-16:sparse"
 SCHEDULES = (

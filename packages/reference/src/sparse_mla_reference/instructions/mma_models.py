@@ -80,7 +80,7 @@ _EMULATED = "emulated: unpack to FP16, 2 x HMMA.16816.F32 chained from zero, FAD
 
 
 def _compared(source: str) -> Evidence:
-    """Compared on 14 families of inputs by ``python -m sparse_mla_verify.hardware``.
+    """Compared on 14 families of inputs by ``sparse-mla-audit hardware``.
 
     Its recording ships with the verify layer.
     """

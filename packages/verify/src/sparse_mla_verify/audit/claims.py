@@ -15,16 +15,10 @@ from sparse_mla_verify.evidence.evidence import (
     Evidence,
     Trial,
 )
+from sparse_mla_verify.evidence.guarded_recordings import GuardedRecording, stale, unpredicted
 from sparse_mla_verify.evidence.instruction_checks import CHECKS as STRUCTURE
-from sparse_mla_verify.gpu_runs.guarded import (
-    GIVEN,
-    OUTSIDE,
-    SHAPES,
-    GuardedRecording,
-    stale,
-    unpredicted,
-)
 from sparse_mla_verify.inputs.cases import LATENT, NAN_BYTE, Case
+from sparse_mla_verify.inputs.guarded_cases import GIVEN, OUTSIDE, SHAPES
 from sparse_mla_verify.measure.bits import values_of
 from sparse_mla_verify.measure.poisoned import GUARD_ROWS, POISONS
 from sparse_mla_verify.models.counterfactuals import CATALOGUE, Counterfactual

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sparse_mla_verify.evidence import push_recordings
+from sparse_mla_verify.evidence import guarded_recordings, push_recordings
 from sparse_mla_verify.evidence.evidence import (
     COMPILED,
     LIVE,
@@ -22,6 +22,7 @@ from sparse_mla_verify.evidence.evidence import (
     run_cases,
     split_stale,
 )
+from sparse_mla_verify.evidence.guarded_recordings import GuardedRecording
 from sparse_mla_verify.evidence.instruction_checks import (
     CHECKS,
     Artifact,
@@ -36,23 +37,13 @@ from sparse_mla_verify.evidence.recordings import (
     recorded,
     signature_of,
 )
-from sparse_mla_verify.gpu_runs import guarded
 from sparse_mla_verify.inputs.cases import Case, Signature
 from sparse_mla_verify.inputs.schedules import kernel_schedule
 from sparse_mla_verify.measure.predict import assess_all
 from sparse_mla_verify.models import counterfactuals
 from sparse_mla_verify.processes.workers import spread
 from sparse_mla_verify.push import lse_counterfactuals
-
-
-class Progress(Protocol):
-    """Told of the work's parts: how much there is of each, and when a piece of it is done."""
-
-    def start(self, part: str, total: int) -> None:
-        """A part begins."""
-
-    def advance(self, part: str, amount: int = 1) -> None:
-        """Some of a part is done."""
+from sparse_mla_verify.terminal.progress import Progress
 
 
 class Hashed(Artifact, Protocol):
@@ -61,15 +52,6 @@ class Hashed(Artifact, Protocol):
     @property
     def code_sha256(self) -> str:
         """In hex."""
-
-
-def gpu_name() -> str | None:
-    """The GPU's name; None without one, or without PyTorch."""
-    try:
-        from sparse_mla_verify.gpu_runs.gpu import device_name
-    except ImportError:
-        return None
-    return device_name()
 
 
 def from_gpu(
@@ -217,9 +199,9 @@ def recorded_push(
     return Pushed(recordings, {}, trials)
 
 
-def guarded_caches(schedule: str) -> guarded.GuardedRecording:
+def guarded_caches(schedule: str) -> GuardedRecording:
     """A schedule's runs on guarded caches, from the recording that comes with the package."""
-    return guarded.load(guarded.shipped()).of(schedule)
+    return guarded_recordings.load(guarded_recordings.shipped()).of(schedule)
 
 
 def compile_step(batch: int, owner_heads: int, ranks: int, width: int, arch: str) -> dict[str, str]:

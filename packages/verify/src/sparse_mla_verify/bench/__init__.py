@@ -1,4 +1,4 @@
-"""The latency benchmark: `python -m sparse_mla_verify.bench`.
+"""The latency benchmark: `sparse-mla-audit bench`.
 
 Importing the package imports neither PyTorch nor the DSL.
 """

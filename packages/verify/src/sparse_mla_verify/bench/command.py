@@ -1,13 +1,13 @@
 """The benchmark command.
 
-    python -m sparse_mla_verify.bench                       # run, the whole grid
-    python -m sparse_mla_verify.bench --quick               # run, a few points
-    python -m sparse_mla_verify.bench --points 5x96x256     # run, the points named alone
-    python -m sparse_mla_verify.bench table FILE            # a run's table and plot again
-    python -m sparse_mla_verify.bench table FILE --plot SVG --into PAGE    # and on a page
-    python -m sparse_mla_verify.bench policy FILE --max-keys 2048 [--into MODULE]
-    python -m sparse_mla_verify.bench stages [--out FILE]   # where a launch's time goes, on the GPU
-    python -m sparse_mla_verify.bench stages FILE [--into PAGE]         # a run's tables again
+    sparse-mla-audit bench                       # run, the whole grid
+    sparse-mla-audit bench --quick               # run, a few points
+    sparse-mla-audit bench --points 5x96x256     # run, the points named alone
+    sparse-mla-audit bench table FILE            # a run's table and plot again
+    sparse-mla-audit bench table FILE --plot SVG --into PAGE    # and on a page
+    sparse-mla-audit bench policy FILE --max-keys 2048 [--into MODULE]
+    sparse-mla-audit bench stages [--out FILE]   # where a launch's time goes, on the GPU
+    sparse-mla-audit bench stages FILE [--into PAGE]         # a run's tables again
 
 Exit status of a run: 0; 1 when an implementation failed or computes something else; 2 without a
 GPU.
@@ -33,11 +33,12 @@ from sparse_mla_verify.bench import (
 )
 from sparse_mla_verify.bench.grid import FULL, QUICK, QUICK_WIDE, TRIALS, WIDE, WIDTH, parse_points
 from sparse_mla_verify.bench.results import FLASHMLA, load
+from sparse_mla_verify.gpu_runs.present import lacks_gpu
 from sparse_mla_verify.peers.point import Point
-from sparse_mla_verify.terminal.options import positive
+from sparse_mla_verify.terminal.options import COMMAND, one_or_more, parser, positive
 from sparse_mla_verify.terminal.page_figures import between_marks
 
-PROGRAM = "python -m sparse_mla_verify.bench"
+NAME = "bench"
 _PLAIN_WIDTH = 160  # of a table that goes to a file or a pipe
 _PRIVATE = (
     "--out",
@@ -60,12 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
+    bench = parser(NAME, __doc__)
+    commands = bench.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="time everything on the GPU (the default)")
     which = run.add_mutually_exclusive_group()
     which.add_argument("--quick", action="store_true", help=f"{len(QUICK)} points of {len(FULL)}")
@@ -89,8 +86,10 @@ def _parser() -> argparse.ArgumentParser:
         help="time our kernel with this schedule as well; may be given several times",
     )
     run.add_argument("--cache", choices=("cold", "warm"), default="cold", help="the L2")
-    run.add_argument("--width", type=int, default=WIDTH, help="row ids that a list of ours holds")
-    run.add_argument("--trials", type=int, default=TRIALS, help="of a point")
+    run.add_argument(
+        "--width", type=_width, default=WIDTH, help="row ids that a list of ours holds"
+    )
+    run.add_argument("--trials", type=one_or_more, default=TRIALS, help="of a point")
     table = commands.add_parser("table", help="print a run's table; plot it")
     table.add_argument("file", type=Path)
     table.add_argument("--plot", type=Path, help="PNG or SVG")
@@ -115,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         default=stages.shipped().with_name("bench_latency.json"),
         help="the benchmark's JSON, of what a launch takes (the one that ships if left out)",
     )
-    return parser
+    return bench
 
 
 def _console() -> Console:
@@ -129,6 +128,13 @@ def _points(text: str) -> tuple[Point, ...]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _width(text: str) -> int:
+    width = int(text)
+    if width < WIDTH:
+        raise argparse.ArgumentTypeError(f"must be {WIDTH} or more, got {text}")
+    return width
+
+
 def said(given: Sequence[str]) -> str:
     """The command as a record has it: no places on a machine."""
     kept: list[str] = []
@@ -137,20 +143,12 @@ def said(given: Sequence[str]) -> str:
         if not skip and word.partition("=")[0] not in _PRIVATE:
             kept.append(word)
         skip = not skip and word in _PRIVATE
-    return f"{PROGRAM} {shlex.join(kept)}"
+    return f"{COMMAND} {NAME} {shlex.join(kept)}"
 
 
 def _run(options: argparse.Namespace) -> int:
     console = _console()
-    if options.trials < 1 or options.width < WIDTH:
-        console.print(f"--trials may be 1 or more, --width {WIDTH} or more", style="red")
-        return 2
-    try:
-        import torch
-    except ImportError:
-        torch = None
-    if torch is None or not torch.cuda.is_available():
-        console.print("the benchmark needs an NVIDIA GPU and PyTorch with CUDA", style="red")
+    if lacks_gpu(NAME):
         return 2
     from sparse_mla_verify.bench import whole_run
 

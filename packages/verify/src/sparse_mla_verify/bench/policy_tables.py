@@ -119,7 +119,7 @@ def code(run: Run, *, max_keys: int, peer: str = FLASHMLA) -> tuple[str, Run]:
     pieces = [p for line in spaced for p in wrap(line, _LINE, break_on_hyphens=False)]
     texts = [f'    "{piece}"' for piece in pieces]
     return (
-        "# policy: written by `python -m sparse_mla_verify.bench policy FILE --max-keys "
+        "# policy: written by `sparse-mla-audit bench policy FILE --max-keys "
         f"{max_keys}{against}`\n"
         f"# The run: {about}.\n"
         f'TABLE = "{table_text(chosen, max_keys=max_keys, peer=peer)}"\n'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sparse_mla_verify.bench.grid import HOST_POINT
+from sparse_mla_verify.evidence import json_files
 from sparse_mla_verify.inputs.schedules import REFERENCE
 from sparse_mla_verify.peers.point import Point
 
@@ -152,31 +152,26 @@ class Run:
             "wide": [result.plain(always=()) for result in self.wide],
             "results": [result.plain() for result in sorted(self.results, key=_point)],
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        entries = [f"{json.dumps(key)}: {_entry(value)}" for key, value in plain.items()]
-        path.write_text("{\n" + ",\n".join(entries) + "\n}\n")
+        json_files.write_lines(path, plain)
 
 
 def load(path: Path) -> Run:
-    """Read a run's JSON.
+    """Read a run's JSON. Raises ValueError for a file that is none."""
+    return json_files.read(path, "a benchmark's run", _from_plain)
 
-    Raises ValueError for a file that is none.
-    """
+
+def _from_plain(plain: dict[str, Any]) -> Run:
     parts = ("host_us", "left_out", "wide", "results")
-    try:
-        plain = json.loads(path.read_text())
-        run = Run(
-            {key: value for key, value in plain.items() if key not in parts},
-            [Result.from_plain(result) for result in plain["results"]],
-            [Result.from_plain(result) for result in plain["wide"]],
-            plain["host_us"],
-            [Point(*sizes) for sizes in plain["left_out"]],
-        )
-        times = [t for result in (*run.results, *run.wide) for t in result.times_us.values()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"path: {path} is no benchmark's JSON ({error!r})") from error
-    if not all(math.isfinite(time) and time > 0 for time in times):
-        raise ValueError(f"path: {path} has times that are not finite and above 0")
+    run = Run(
+        {key: value for key, value in plain.items() if key not in parts},
+        [Result.from_plain(result) for result in plain["results"]],
+        [Result.from_plain(result) for result in plain["wide"]],
+        plain["host_us"],
+        [Point(*sizes) for sizes in plain["left_out"]],
+    )
+    times = [t for result in (*run.results, *run.wide) for t in result.times_us.values()]
+    if wrong := [time for time in times if not (math.isfinite(time) and time > 0)]:
+        raise ValueError(f"times must be finite and above 0, got {wrong[0]}")
     return run
 
 
@@ -189,13 +184,6 @@ def _with_ours(of: Mapping[str, Value], name: str) -> dict[str, Value]:
         if key == name or key.startswith(f"{name}_")
     }
     return ours | others
-
-
-def _entry(value: object) -> str:
-    """JSON, a list's elements on a line each."""
-    if isinstance(value, list) and value:
-        return "[\n " + ",\n ".join(map(json.dumps, value)) + "\n]"
-    return json.dumps(value)
 
 
 def _point(result: Result) -> Point:

@@ -7,7 +7,6 @@ and a cold L2; the middle launches' outputs hold the stamps.
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import numpy as np
 from sparse_mla_verify.bench import stamps
 from sparse_mla_verify.bench.grid import CHECKPOINT, WIDTH
 from sparse_mla_verify.bench.results import FLOOR, Run, Spread
+from sparse_mla_verify.evidence import json_files
 from sparse_mla_verify.inputs.schedules import (
     BASE,
     LOW_LATENCY,
@@ -323,19 +323,16 @@ def cta_heads(schedule: Schedule, point: Point) -> int:
 
 def save(path: Path, about: Mapping[str, Any], results: Sequence[Staged]) -> None:
     """Write the JSON, a result a line; its folder is made if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    entries = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in about.items()]
-    lines = ",\n ".join(json.dumps(staged.plain()) for staged in results)
-    path.write_text("{\n" + ",\n".join([*entries, f'"results": [\n {lines}\n]']) + "\n}\n")
+    json_files.write_lines(path, {**about, "results": [staged.plain() for staged in results]})
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Staged]]:
     """Read a run's JSON. Raises ValueError for a file that is none."""
-    try:
-        plain = json.loads(path.read_text())
-        return plain, [Staged.from_plain(result) for result in plain.pop("results")]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"path: {path} is no JSON of stages ({error!r})") from error
+    return json_files.read(path, "the JSON of stages", _from_plain)
+
+
+def _from_plain(plain: dict[str, Any]) -> tuple[dict[str, Any], list[Staged]]:
+    return plain, [Staged.from_plain(result) for result in plain.pop("results")]
 
 
 def shipped() -> Path:

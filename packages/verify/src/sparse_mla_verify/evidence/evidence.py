@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparse_mla_verify.evidence.guarded_recordings import GuardedRecording
 from sparse_mla_verify.evidence.instruction_checks import Finding
 from sparse_mla_verify.evidence.push_recordings import PushRecording
 from sparse_mla_verify.evidence.recordings import (
@@ -16,7 +17,6 @@ from sparse_mla_verify.evidence.recordings import (
     Recording,
     differing_tiles,
 )
-from sparse_mla_verify.gpu_runs.guarded import GuardedRecording
 from sparse_mla_verify.inputs.cases import HEAD_TILE, Case
 from sparse_mla_verify.measure.bits import compare_bits
 from sparse_mla_verify.measure.poisoned import Output, Runner, run_poisoned

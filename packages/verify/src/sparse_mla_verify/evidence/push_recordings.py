@@ -1,12 +1,12 @@
 """Recordings of push mode: what ran on how many GPUs, with which code, how fast."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from sparse_mla_verify.evidence import json_files
 from sparse_mla_verify.evidence.recordings import Check, Host
 
 SCHEMA = 1
@@ -42,14 +42,15 @@ class PushRecording:
 
     def save(self, path: Path) -> None:
         """Write JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        json_files.write(path, asdict(self))
 
 
 def load(path: Path) -> PushRecording:
-    """Read a recording. Raises ValueError if it is none, or of another schema."""
-    plain = json.loads(path.read_text())
-    if not isinstance(plain, dict) or plain.get("schema") != SCHEMA or "timings" not in plain:
-        raise ValueError(f"path: {path} is no push recording of schema {SCHEMA}")
+    """Read a recording. Raises ValueError if the file is none, or of another schema."""
+    return json_files.read(path, "a recording of push mode", _from_plain, SCHEMA)
+
+
+def _from_plain(plain: dict[str, Any]) -> PushRecording:
     return PushRecording(
         Host(**plain["host"]),
         plain["machine_code"],

@@ -7,16 +7,17 @@ that the reference gives those bits.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparse_mla_verify.evidence import json_files
 from sparse_mla_verify.inputs.cases import (
     HEAD_TILE,
     LATENT,
@@ -137,7 +138,7 @@ class Recording:
             "checks": [asdict(check) for check in self.checks],
             "cases": [asdict(case) for case in self.cases],
         }
-        path.write_text(json.dumps(plain, indent=1) + "\n")
+        json_files.write(path, plain)
 
 
 def load(path: Path) -> Recording:
@@ -146,22 +147,13 @@ def load(path: Path) -> Recording:
     Raises ValueError for another schema, a file that is none or lacks a part, or arrays of another
     recording.
     """
-    plain = json.loads(path.read_text())
-    if not isinstance(plain, dict) or plain.get("schema") != SCHEMA:
-        raise ValueError(f"path: {path} is no recording of schema {SCHEMA}")
-    try:
-        recording = _from_plain(plain, path)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"path: {path} is no recording ({error!r})") from error
-    if lacking := _lacking(recording):
-        raise ValueError(f"path: {path} is no whole recording: {lacking}")
-    return recording
+    return json_files.read(path, "a recording", partial(_from_plain, path=path), SCHEMA)
 
 
 def _from_plain(plain: Mapping[str, Any], path: Path) -> Recording:
     beside = path.with_suffix(".npz")
     if hashlib.sha256(beside.read_bytes()).hexdigest() != plain["arrays_sha256"]:
-        raise ValueError(f"path: {beside} is not the file that {path} was written with")
+        raise ValueError(f"{beside} is not the file that {path} was written with")
     with np.load(beside) as stored:
         arrays = {name: stored[name] for name in stored.files}
     cases = tuple(
@@ -170,7 +162,11 @@ def _from_plain(plain: Mapping[str, Any], path: Path) -> Recording:
     checks = tuple(Check(**c) for c in plain["checks"])
     outcomes = tuple(Outcome(**o) for o in plain.get("outcomes", ()))
     host = Host(**plain["host"])
-    return Recording(plain["source"], host, plain["machine_code"], cases, checks, outcomes, arrays)
+    code = plain["machine_code"]
+    recording = Recording(plain["source"], host, code, cases, checks, outcomes, arrays)
+    if lacking := _lacking(recording):
+        raise ValueError(f"the recording is not whole: {lacking}")
+    return recording
 
 
 def _lacking(recording: Recording) -> str:

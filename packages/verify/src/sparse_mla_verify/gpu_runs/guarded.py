@@ -1,4 +1,4 @@
-"""Is an id outside the cache ever read? `python -m sparse_mla_verify.gpu_runs.guarded --out FILE`.
+"""Is an id outside the cache ever read? `sparse-mla-audit guarded --out FILE`.
 
 The cache is exactly a mapped range of device memory, amid addresses at which there is none: the row
 that such an id would name lies where a read faults. Each schedule decodes cases with these ids, and
@@ -8,261 +8,54 @@ given as its cache the one row that an id would name, a kernel reads it, and has
 A fault ends a process's use of the GPU, so each is provoked in a process of its own.
 """
 
-import argparse
-import functools
-import hashlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-import zlib
+from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from sparse_mla_verify.evidence.recordings import FOLDER, Host
-from sparse_mla_verify.inputs.cases import (
-    COLUMNS,
-    LATENT,
-    NAN_BYTE,
-    SEED,
-    UNIT_SCALE,
-    Case,
-    e4m3_bytes,
+from sparse_mla_verify.evidence.guarded_recordings import (
+    EVERY_ID,
+    NEAREST,
+    GivenRow,
+    GuardedRecording,
+    GuardedRun,
+    Layout,
+    holds,
+    row_digests,
+    said,
+)
+from sparse_mla_verify.evidence.recordings import Host
+from sparse_mla_verify.gpu_runs.present import lacks_gpu
+from sparse_mla_verify.inputs.cases import COLUMNS, Case
+from sparse_mla_verify.inputs.guarded_cases import (
+    MAPPED,
+    MORE_ROWS,
+    OUTSIDE,
+    OUTSIDE_CACHE,
+    ROWS,
+    SHAPES,
+    UNNAMED,
+    guarded_case,
+    unnamed,
 )
 from sparse_mla_verify.inputs.schedules import REFERENCE, kernel_schedule
 from sparse_mla_verify.measure.bits import compare_bits
 from sparse_mla_verify.measure.predict import Bits, predict
 from sparse_mla_verify.processes.workers import one_thread_each, processes
+from sparse_mla_verify.terminal.options import one_or_more, parser
 
-SCHEMA = 1
-FILE = "guarded_h200.json"
 TIMEOUT_S = 120
-
-ROWS = 32768  # of 576 bytes: 9 x 2 MiB, a multiple of what can be mapped
-MAPPED = ROWS * COLUMNS
-#: Ids outside the cache, and so outside the mapped range.
-OUTSIDE = (-1, ROWS, ROWS + 1, 2**31 - 1, -(2**31))
-#: Reserved on either side: all that an int32 can name, else what the nearest ids do.
-EVERY_ID, NEAREST = 2**31 * COLUMNS, 64 * 2**20
-
-# What a read of unmapped memory is: errors of CUDA's driver.
-FAULTS = ("CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED")
-
-
-# The cases
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A case's heads, the width of its lists and each row's count."""
-
-    heads: int
-    width: int
-    counts: tuple[int, ...]
-
-
-#: Clusters of 16 and of 32 heads; rows of one chunk and of several, whatever the schedule. The
-#: kernels are those of cases that the recordings hold.
-SHAPES = MappingProxyType(
-    {
-        "guarded/16-heads": Shape(16, 2048, (100, 1100, 640)),
-        "guarded/checkpoint": Shape(96, 256, (256, 255, 240, 192, 128)),
-        "guarded/32-heads": Shape(
-            96, 1100, (1099, 1025, 577, 513, 512, 511, 129, 128, 65, 64, 33, 8)
-        ),
-    }
-)
-
-#: Where ids outside the cache stand in a list of n; row r of a case has the place r mod 7.
-PLACES = MappingProxyType(
-    {
-        "every seventh": lambda n: np.arange(n) % 7 == 0,
-        "first": lambda n: np.arange(n) == 0,
-        "last": lambda n: np.arange(n) == n - 1,
-        "second half": lambda n: np.arange(n) >= n // 2,
-        "second quarter": lambda n: (np.arange(n) >= n // 4) & (np.arange(n) < n // 2),
-        "all but one": lambda n: np.arange(n) != n // 3,
-        "all": lambda n: np.arange(n) >= 0,
-    }
-)
-
-#: How a case is run: with the cache that is mapped, and as if it had two rows more.
-OUTSIDE_CACHE, UNNAMED = "ids outside the cache", "rows that no list names"
-GIVEN = OUTSIDE_CACHE, UNNAMED
-MORE_ROWS = 2
-
-
-@functools.lru_cache(2 * len(SHAPES))
-def guarded_case(name: str, schedule: str) -> Case:
-    """A case of `SHAPES` whose every id outside the cache is one of `OUTSIDE`.
-
-    Past the counts stand ids outside the cache, N and -1. The first and the last row of the cache
-    are keys, every row that is none is NaN.
-    """
-    shape = SHAPES[name]
-    rng = np.random.default_rng([SEED, zlib.crc32(name.encode())])
-    batch = len(shape.counts)
-    query = e4m3_bytes(rng.standard_normal((batch, shape.heads, COLUMNS)))
-    ids = 1 + rng.permutation(ROWS - 2)[: sum(shape.counts)]
-    rows = np.resize(np.array([ROWS, -1], np.int32), (batch, shape.width))
-    places = list(PLACES.values())
-    for r, (n, start) in enumerate(zip(shape.counts, np.cumsum((0, *shape.counts)), strict=False)):
-        outside = places[r % len(places)](n)
-        given = np.resize(np.roll(np.array(OUTSIDE, np.int64), -r), n)
-        rows[r, :n] = np.where(outside, given, ids[start : start + n])
-    rows[0, 1:3] = 0, ROWS - 1
-    named = np.unique(rows[(rows >= 0) & (rows < ROWS)])
-    kv = np.full((ROWS, COLUMNS), NAN_BYTE, np.uint8)
-    kv[named] = e4m3_bytes(rng.standard_normal((len(named), COLUMNS)))
-    return Case(
-        family="guarded",
-        name=name,
-        about=f"{batch} rows of {shape.heads} heads; {ROWS} cache rows between unmapped addresses",
-        query=query,
-        kv=kv,
-        rows=rows,
-        valid=np.array(shape.counts, np.int32),
-        scale_log2=UNIT_SCALE,
-        out_scale=1.0,
-        heads=shape.heads,
-        schedule=schedule,
-    )
-
-
-def unnamed(case: Case) -> Case:
-    """A case as it is given to a kernel that takes the cache to be two rows longer than it is.
-
-    Those rows are unmapped, and named past the counts alone: a kernel that reads what doesn't count
-    faults, though the id be inside. The reference gives the same bits.
-    """
-    rows = case.rows.copy()
-    counts = np.arange(rows.shape[1]) < case.counts[:, None]
-    more = (rows >= ROWS) & (rows < ROWS + MORE_ROWS)
-    rows[counts & more] = 2**31 - 1
-    past = np.resize(ROWS + np.arange(MORE_ROWS, dtype=np.int32), rows.shape)
-    return replace(case, rows=np.where(counts, rows, past).astype(np.int32))
-
-
-# What a run gave
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Bytes of the cache, and of the unmapped reservation before and after it, at the least."""
-
-    rows: int
-    mapped: int
-    before: int
-    after: int
-
-
-@dataclass(frozen=True)
-class GuardedRun:
-    """A case on a schedule: how its bits compare with the reference's.
-
-    `digests` are of each row's latents and LSEs, as the kernel gave them. `error` is what ended the
-    run: "" for nothing. Then there are no bits.
-    """
-
-    schedule: str
-    case: str
-    given: str
-    signature: str
-    inputs: str
-    elements: int = 0
-    differing: int = 0
-    digests: tuple[str, ...] = ()
-    first: str = ""
-    error: str = ""
-
-    @property
-    def same(self) -> bool:
-        """Whether it ran to its end and no bit differs."""
-        return not self.error and self.elements > 0 and self.differing == 0
-
-
-@dataclass(frozen=True)
-class GivenRow:
-    """A kernel whose cache is the one row that an id would name: what came of it.
-
-    `mapped` is whether there is memory, `access` what the driver says of it; `error` is CUDA's when
-    all work was to be finished, "" for none.
-    """
-
-    schedule: str
-    id: int
-    mapped: bool
-    access: str
-    error: str
-
-    @property
-    def faulted(self) -> bool:
-        """Whether the read faulted."""
-        return self.error in FAULTS
-
-
-@dataclass(frozen=True)
-class GuardedRecording:
-    """All of a run; `machine_code` by signature."""
-
-    host: Host
-    layout: Layout
-    machine_code: Mapping[str, str]
-    runs: tuple[GuardedRun, ...]
-    given_rows: tuple[GivenRow, ...]
-    schema: int = SCHEMA
-
-    def of(self, schedule: str) -> "GuardedRecording":
-        """What is of one schedule."""
-        runs = tuple(run for run in self.runs if run.schedule == schedule)
-        keys = {run.signature for run in runs}
-        return replace(
-            self,
-            machine_code={key: sha for key, sha in self.machine_code.items() if key in keys},
-            runs=runs,
-            given_rows=tuple(row for row in self.given_rows if row.schedule == schedule),
-        )
-
-    def save(self, path: Path) -> None:
-        """Write JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
-
-
-def load(path: Path) -> GuardedRecording:
-    """Read a recording. Raises ValueError if it is none, or of another schema."""
-    plain = json.loads(path.read_text())
-    if not isinstance(plain, dict) or plain.get("schema") != SCHEMA or "given_rows" not in plain:
-        raise ValueError(f"path: {path} is no recording of guarded caches of schema {SCHEMA}")
-    return GuardedRecording(
-        Host(**plain["host"]),
-        Layout(**plain["layout"]),
-        plain["machine_code"],
-        tuple(GuardedRun(**{**r, "digests": tuple(r["digests"])}) for r in plain["runs"]),
-        tuple(GivenRow(**r) for r in plain["given_rows"]),
-    )
-
-
-def shipped() -> Path:
-    """The recording that comes with the package."""
-    return FOLDER / FILE
-
-
-def row_digests(bits: Bits) -> tuple[str, ...]:
-    """Of each row of latent `[batch, heads, 512]` and lse `[batch, heads]`: 128 bits of SHA-256."""
-    found = []
-    for latent, lse in zip(*bits, strict=True):
-        parts = np.ascontiguousarray(latent, "<u2"), np.ascontiguousarray(lse, "<u4")
-        found.append(hashlib.sha256(b"".join(p.tobytes() for p in parts)).hexdigest()[:32])
-    return tuple(found)
 
 
 # In a process of its own, on the GPU
@@ -388,9 +181,9 @@ def run_all(arch: str, workers: int | None = None) -> GuardedRecording:
 
     Raises RuntimeError if a process ended without an answer.
     """
-    count = workers or os.cpu_count() or 1
+    most = workers or os.cpu_count() or 1
     pairs = list(product(REFERENCE, SHAPES))
-    with one_thread_each(), processes(count) as pool, ThreadPoolExecutor(count) as threads:
+    with one_thread_each(), processes(most) as pool, ThreadPoolExecutor(most) as threads:
         # FP16 schedules and many rows take longest.
         compiled = [pool.submit(compile_one, name, s, arch) for s, name in reversed(pairs)]
         predicted = {
@@ -413,7 +206,7 @@ def run_all(arch: str, workers: int | None = None) -> GuardedRecording:
 
 def _in_a_process(schedule: str, given: int | None, folder: Path) -> Mapping[str, Any]:
     folder.mkdir()
-    command = [sys.executable, "-m", "sparse_mla_verify.gpu_runs.guarded", "--schedule", schedule]
+    command = [sys.executable, "-m", "sparse_mla_verify", "guarded", "--schedule", schedule]
     command += ["--into", str(folder), *([] if given is None else [f"--given={given}"])]
     try:
         done = subprocess.run(
@@ -473,26 +266,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     2 without a GPU. With `--into`, one process's work.
     """
-    parser = argparse.ArgumentParser(prog="sparse_mla_verify.gpu_runs.guarded", description=__doc__)
-    parser.add_argument("--out", type=Path, help="the JSON file to write")
-    parser.add_argument("--workers", type=int, help="processes (all cores unless said)")
-    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--schedule", choices=tuple(REFERENCE), help=argparse.SUPPRESS)
-    parser.add_argument("--given", type=int, choices=OUTSIDE, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    commands = parser("guarded", __doc__)
+    commands.add_argument("--out", type=Path, help="the JSON file to write")
+    commands.add_argument("--workers", type=one_or_more, help="processes (all cores unless said)")
+    commands.add_argument("--into", type=Path, help=SUPPRESS)
+    commands.add_argument("--schedule", choices=tuple(REFERENCE), help=SUPPRESS)
+    commands.add_argument("--given", type=int, choices=OUTSIDE, help=SUPPRESS)
+    options = commands.parse_args(arguments)
     if options.into:
         trial(options.schedule, options.given, options.into)
         sys.stdout.flush()
         os._exit(0)  # a context that faulted is left as it is
     began = time.perf_counter()
-    try:
-        from sparse_mla_verify.gpu_runs.gpu import device_name, host
-    except ImportError as missing:
-        print(missing, file=sys.stderr)
+    if lacks_gpu("guarded"):
         return 2
-    if device_name() is None:
-        print("no GPU", file=sys.stderr)
-        return 2
+    from sparse_mla_verify.gpu_runs.gpu import host
+
     recording = run_all(f"{host().arch}a", options.workers)
     if options.out:
         recording.save(options.out)
@@ -500,71 +289,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(line)
     print(f"{time.perf_counter() - began:.0f} s")
     return 0 if holds(recording) else 1
-
-
-def holds(recording: GuardedRecording) -> bool:
-    """Whether all ran without an error, no bit differs, and exactly the unmapped rows faulted."""
-    rows = recording.given_rows
-    as_mapped = all(not row.error if row.mapped else row.faulted for row in rows)
-    return bool(recording.runs) and all(run.same for run in recording.runs) and as_mapped
-
-
-def stale(recording: GuardedRecording) -> list[str]:
-    """What is not of today's cases: the mapped range, inputs, sizes, machine code."""
-    layout, found = recording.layout, []
-    if (layout.rows, layout.mapped) != (ROWS, MAPPED):
-        found.append(f"a cache of {layout.rows} rows, {layout.mapped} bytes mapped")
-    if min(layout.before, layout.after) < NEAREST:
-        found.append(f"{layout.before} and {layout.after} bytes unmapped, not {NEAREST} or more")
-    for run in recording.runs:
-        if run.case not in SHAPES:
-            found.append(f"{run.case}: no case of today's")
-            continue
-        case = told(run)
-        size = case.batch * case.heads * (LATENT + 1)
-        of_today = run.signature, run.inputs
-        if (
-            of_today != (case.signature.key, case.digest())
-            or run.signature not in recording.machine_code
-        ):
-            found.append(f"{run.case}, {run.given}: other inputs, or other machine code")
-        elif not run.error and (run.elements, len(run.digests)) != (size, case.batch):
-            found.append(f"{run.case}, {run.given}: {run.elements} elements, not {size}")
-    return found
-
-
-def unpredicted(recording: GuardedRecording) -> list[str]:
-    """The runs whose recorded bits of the row with the fewest keys are not the reference's."""
-    found = []
-    for run in recording.runs:
-        case = told(run)
-        least = int(np.argmin(case.counts))
-        expected = row_digests(predict(case.row(least)))[0]
-        if not run.error and run.digests[least] != expected:
-            found.append(f"{run.case}, {run.given}, row {least}: other bits than the reference's")
-    return found
-
-
-def told(run: GuardedRun) -> Case:
-    """The case as the kernel was given it."""
-    case = guarded_case(run.case, run.schedule)
-    return case if run.given == OUTSIDE_CACHE else unnamed(case)
-
-
-def said(recording: GuardedRecording) -> list[str]:
-    """A recording in lines."""
-    layout = recording.layout
-    sides = f"{layout.before:,} before and {layout.after:,} after"
-    lines = [f"{layout.mapped:,} bytes mapped, reserved and unmapped: {sides}"]
-    for run in recording.runs:
-        found = run.error or f"{run.differing:,} of {run.elements:,} elements differ {run.first}"
-        lines.append(f"{run.schedule}, {run.case}, {run.given}: {found}")
-    for row in recording.given_rows:
-        kind = "mapped" if row.mapped else "unmapped"
-        found = row.error or "no error"
-        lines.append(f"{row.schedule}, given row {row.id} ({kind}, {row.access}): {found}")
-    return lines
-
-
-if __name__ == "__main__":
-    sys.exit(main())

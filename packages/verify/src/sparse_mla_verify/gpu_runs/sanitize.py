@@ -1,6 +1,6 @@
 """A short run of the kernel alone, for compute-sanitizer.
 
-    compute-sanitizer --tool TOOL --error-exitcode 9 python -m sparse_mla_verify.gpu_runs.sanitize
+    compute-sanitizer --tool TOOL --error-exitcode 9 python -m sparse_mla_verify sanitize
 
 with memcheck, racecheck and synccheck for TOOL.
 
@@ -8,13 +8,15 @@ Few rows of each kind: a row over several chunks, masked ids, no keys, fewer hea
 hold. Nothing is compared; that is the audit's work.
 """
 
-import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from sparse_mla_verify.gpu_runs.present import lacks_gpu
 from sparse_mla_verify.inputs.cases import Case, all_cases
 from sparse_mla_verify.inputs.schedules import BASE, REFERENCE
+from sparse_mla_verify.terminal.options import parser
 
 # Case -> the rows of it that run.
 ROWS = {
@@ -39,14 +41,14 @@ def _rows_of(case: Case, rows: tuple[int, ...]) -> Case:
     return replace(case, query=case.query[pick], rows=case.rows[pick], valid=case.valid[pick])
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Run every short case once on each schedule; 0 when all ran, 2 without a GPU."""
-    from sparse_mla_verify.gpu_runs.gpu import GpuRunner, device_name
+    parser("sanitize", __doc__).parse_args(arguments)
+    if lacks_gpu("sanitize"):
+        return 2
+    from sparse_mla_verify.gpu_runs.gpu import GpuRunner
     from sparse_mla_verify.measure.poisoned import poisoned
 
-    if device_name() is None:
-        print("no GPU", file=sys.stderr)
-        return 2
     runner = GpuRunner()
     for schedule in REFERENCE:
         for case in short_cases(schedule):
@@ -54,7 +56,3 @@ def main() -> int:
             cubin = runner.artifacts[case.signature.key].code_sha256
             print(f"{schedule}, {case.name}: {case.tiles} tiles ran of {cubin}", flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """The reference's models against the GPU itself, exhaustively where that is possible.
 
-    python -m sparse_mla_verify.hardware --out FILE.json [--only GROUP,...] [--budget SECONDS]
+    sparse-mla-audit hardware --out FILE.json [--only GROUP,...] [--budget SECONDS]
 
 Needs one Hopper GPU (sm_90); under ten minutes on 16 cores. Groups:
 

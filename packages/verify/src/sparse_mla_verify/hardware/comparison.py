@@ -28,22 +28,13 @@ from sparse_mla_verify.hardware.record import (
 )
 from sparse_mla_verify.hardware.sweeps import SWEEPS, expected_hash
 from sparse_mla_verify.processes.workers import processes
+from sparse_mla_verify.terminal.progress import Progress
 
 # Mismatches that are kept of a part, and heads of a sweep whose mismatches are counted one by one.
 EXAMPLES = 16
 LOCATED_HEADS = 4
 
 OUT_OF_TIME = "out of time"
-
-
-class Progress(Protocol):
-    """Told of the work's parts: how much there is of each, and when a piece of it is done."""
-
-    def start(self, part: str, total: int) -> None:
-        """A part begins."""
-
-    def advance(self, part: str) -> None:
-        """A piece of a part is done."""
 
 
 class Device(Protocol):

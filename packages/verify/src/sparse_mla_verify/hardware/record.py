@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from sparse_mla_verify.evidence import json_files
 from sparse_mla_verify.evidence.recordings import Host
 from sparse_mla_verify.hardware import arithmetic, families
 from sparse_mla_verify.hardware.instructions import INSTRUCTIONS
@@ -118,14 +119,15 @@ class Record:
             }
             for c in self.compared
         ]
-        path.write_text(json.dumps(plain, indent=1) + "\n")
+        json_files.write(path, plain)
 
 
 def load(path: Path) -> Record:
     """Read a record. Raises ValueError for a file that is none of this schema."""
-    plain = json.loads(path.read_text())
-    if not isinstance(plain, dict) or plain.get("schema") != SCHEMA or "compared" not in plain:
-        raise ValueError(f"path: {path} is no hardware comparison of schema {SCHEMA}")
+    return json_files.read(path, "a hardware comparison", _from_plain, SCHEMA)
+
+
+def _from_plain(plain: dict[str, Any]) -> Record:
     compared = tuple(_compared(c) for c in plain["compared"])
     kept = {key: plain[key] for key in ("source", "command", "cores", "seconds")}
     return Record(host=Host(**plain["host"]), compared=compared, **kept)

@@ -1,21 +1,20 @@
 """What `identify` found of several kernels, and the variants that the audit caught, as a page.
 
-    python -m sparse_mla_verify.planted.identified_page --into docs/identified.md
+    sparse-mla-audit identified --into docs/identified.md
 
 Reads `identify-*.json` (`sparse-mla-audit identify --kernel K --out FILE`) and `variants.json`
-(`python -m sparse_mla_verify.planted.variants --out DIR`) of a folder, by default of those that
-ship.
+(`sparse-mla-audit variants --out DIR`) of a folder, by default of those that ship.
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sparse_mla_verify.evidence import json_files
 from sparse_mla_verify.evidence.recordings import FOLDER
 from sparse_mla_verify.planted.variants import VARIANTS
+from sparse_mla_verify.terminal.options import add_into, parser
 from sparse_mla_verify.terminal.page_figures import between_marks
 
 #: Columns, by the name of the file: what a reader knows a kernel by.
@@ -31,7 +30,7 @@ def page(folder: Path) -> str:
     """Two tables in Markdown: question by kernel, and variant by what caught it.
 
     Raises:
-        FileNotFoundError: The folder lacks a file.
+        ValueError: The folder lacks a file.
     """
     found = {name: _read(folder / f"identify-{name}.json") for name in KERNELS}
     variants = _read(folder / "variants.json")
@@ -41,8 +40,7 @@ def page(folder: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(path.read_text())
-    return record
+    return json_files.read(path, "a record of `identify` or of `variants`", dict)
 
 
 def _answers(found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -82,23 +80,17 @@ def _row(*cells: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the page's tables or write them into a page; 2 where a file is missing."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, nargs="?", default=FOLDER, help="of the JSON files")
-    parser.add_argument("--into", type=Path, help="write it between the marks of this page")
-    options = parser.parse_args(arguments)
+    command = parser("identified", __doc__)
+    command.add_argument("folder", type=Path, nargs="?", default=FOLDER, help="of the JSON files")
+    add_into(command)
+    options = command.parse_args(arguments)
     try:
         tables = page(options.folder)
-    except FileNotFoundError as error:
-        print(f"folder: {error.filename} is not there", file=sys.stderr)
+    except ValueError as error:
+        print(error, file=sys.stderr)
         return 2
     if options.into:
         options.into.write_text(between_marks(options.into.read_text(), tables))
     else:
         print(tables, end="")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

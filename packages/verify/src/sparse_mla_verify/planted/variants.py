@@ -1,6 +1,6 @@
 """Broken variants of the base kernel: does the audit catch each, and does `identify` name it?
 
-    python -m sparse_mla_verify.planted.variants --out DIR
+    sparse-mla-audit variants --out DIR
 
 Each variant is a source patch of one line in a copy of the kernel's package in a temporary folder,
 which is gone at the end. A process of its own imports the copy, runs a few cases on the GPU, holds
@@ -22,16 +22,19 @@ from typing import Any
 from sparse_mla_verify.audit import claims
 from sparse_mla_verify.black_box.adapters import ours
 from sparse_mla_verify.black_box.identify import QUESTIONS, identify
+from sparse_mla_verify.evidence import json_files
 from sparse_mla_verify.evidence.evidence import (
     LIVE,
     Evidence,
     live_case,
     run_cases,
 )
+from sparse_mla_verify.gpu_runs.present import lacks_gpu
 from sparse_mla_verify.inputs.cases import all_cases
 from sparse_mla_verify.measure.predict import assess
 from sparse_mla_verify.models import counterfactuals
 from sparse_mla_verify.processes.patched_kernel import copied_package, environment, replaced
+from sparse_mla_verify.terminal.options import one_or_more, parser
 
 CASES = ("head-counts/16", "heavy-tailed/checkpoint", "normal/checkpoint")
 TIMEOUT_S = 300
@@ -193,13 +196,8 @@ def judge(variant: Variant) -> dict[str, Any]:
 def run(variant: Variant) -> dict[str, Any]:
     """Patch, run in a process of its own, clean up."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "sparse_mla_verify.planted.variants",
-            "--judge",
-            variant.name,
-        ]
+        judged = ["variants", "--judge", variant.name]
+        command = [sys.executable, "-m", "sparse_mla_verify", *judged]
         try:
             done = subprocess.run(
                 command, env=environment(patched(variant, Path(folder))), capture_output=True,
@@ -221,21 +219,20 @@ def _in_order(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Every variant; 0 if each is caught and named, 1 if one isn't."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="folder for variants.json, made if need be")
-    parser.add_argument("--jobs", type=int, default=1, help="variants at a time")
-    parser.add_argument("--judge", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    command = parser("variants", __doc__)
+    command.add_argument("--out", type=Path, help="folder for variants.json, made if need be")
+    command.add_argument("--jobs", type=one_or_more, default=1, help="variants at a time")
+    command.add_argument("--judge", help=argparse.SUPPRESS)
+    options = command.parse_args(arguments)
     if options.judge:
         print(json.dumps(judge(next(v for v in VARIANTS if v.name == options.judge))))
         return 0
     if options.out is None:
-        parser.error("--out is needed")
+        command.error("--out is needed")
+    if lacks_gpu("variants"):
+        return 2
     from sparse_mla_verify.gpu_runs import gpu
 
-    if gpu.device_name() is None:
-        print("the variants need an NVIDIA GPU and PyTorch with CUDA", file=sys.stderr)
-        return 2
     machine = asdict(gpu.host())
     options.out.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
@@ -250,10 +247,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             print(f"{result['variant']['name']}: {said}", flush=True)
             record = {"machine": machine, "variants": _in_order(results)}
-            (options.out / "variants.json").write_text(json.dumps(record, indent=1) + "\n")
+            json_files.write(options.out / "variants.json", record)
     good = [r for r in results if "error" not in r and r["caught"] and r["named"]]
     return 0 if len(good) == len(VARIANTS) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,16 +1,14 @@
-"""Push mode on one GPU: `python -m sparse_mla_verify.push.check --ranks 2 4 8`.
+"""Push mode on one GPU: `sparse-mla-audit push check --ranks 2 4 8`.
 
 D emulated ranks share the GPU. Every step's rows and LSEs are compared with the simulated step bit
 for bit; between steps every word of every mailbox has to be its sentinel again. All waits are
 bounded, and so is the whole run: what doesn't fit into `--seconds` counts as failed.
 
-    compute-sanitizer --tool memcheck python -m sparse_mla_verify.push.check --sanitize
+    compute-sanitizer --tool memcheck python -m sparse_mla_verify push check --sanitize
 """
 
-import argparse
 import faulthandler
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +19,7 @@ import numpy as np
 
 from sparse_mla_verify.evidence.push_recordings import PushRecording, Timing, artifacts_of
 from sparse_mla_verify.evidence.recordings import Check
+from sparse_mla_verify.gpu_runs.present import lacks_gpu
 from sparse_mla_verify.measure.bits import Comparison
 from sparse_mla_verify.push.step_inputs import (
     BATCH,
@@ -35,6 +34,7 @@ from sparse_mla_verify.push.step_inputs import (
     special,
     step_digest,
 )
+from sparse_mla_verify.terminal.options import one_or_more, parser
 
 if TYPE_CHECKING:
     from sparse_mla_kernel import Stage
@@ -334,22 +334,23 @@ def machine_code_of(ranks: Sequence[int]) -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the checks; 0 if every bit agrees, 1 if not, 2 without a GPU."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--only", nargs="+", default=[], choices=[s.__name__ for s in STAGES])
-    parser.add_argument("--seconds", type=float, default=220.0, help="limit of the whole run")
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
-    parser.add_argument("--out", type=Path, help="where to write the recording (JSON)")
-    parser.add_argument("--bench", type=int, help="time the kernels of so many ranks, too")
-    parser.add_argument("--sanitize", action="store_true", help="a short run for compute-sanitizer")
-    given = parser.parse_args(arguments)
+    command = parser("push check", __doc__)
+    command.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    command.add_argument("--only", nargs="+", default=[], choices=[s.__name__ for s in STAGES])
+    command.add_argument("--seconds", type=float, default=220.0, help="limit of the whole run")
+    command.add_argument("--workers", type=one_or_more, default=max(1, (os.cpu_count() or 2) - 1))
+    command.add_argument("--out", type=Path, help="where to write the recording (JSON)")
+    command.add_argument("--bench", type=int, help="time the kernels of so many ranks, too")
+    command.add_argument(
+        "--sanitize", action="store_true", help="a short run for compute-sanitizer"
+    )
+    given = command.parse_args(arguments)
     # Ranks on streams of their own must not queue behind each other.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    from sparse_mla_verify.gpu_runs.gpu import device_name, host
-
-    if device_name() is None:
-        print("no GPU", file=sys.stderr)
+    if lacks_gpu("push check"):
         return 2
+    from sparse_mla_verify.gpu_runs.gpu import host
+
     if given.sanitize:
         sanitize()
         return 0
@@ -388,7 +389,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = [check.name for check in checks if not check.same]
     print(f"{len(checks)} checks, {len(failed)} failed: {failed}", flush=True)
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Push mode between GPUs: `python -m sparse_mla_verify.push.group --gpus 2 --out FILE.json`.
+"""Push mode between GPUs: `sparse-mla-audit push group --gpus 2 --out FILE.json`.
 
 One process a GPU, spawned here. Steps back to back, graph replay, ranks delayed at random, a lost
 peer, and the benchmark. Expected bits come from the simulated step, computed before the processes
@@ -6,7 +6,6 @@ start; `--steps` steps cycle over `--distinct` of them. All waits are bounded, a
 the processes are ended.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -31,6 +30,7 @@ from sparse_mla_verify.push.step_inputs import (
     cycle,
     predict_steps,
 )
+from sparse_mla_verify.terminal.options import one_or_more, parser
 
 if TYPE_CHECKING:
     import torch
@@ -413,22 +413,28 @@ def print_ratios(timings: Sequence[Timing]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run on several GPUs; 0 if every bit agrees, 1 if not, 2 with too few GPUs."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--replays", type=int, default=1000)
-    parser.add_argument("--distinct", type=int, default=61, help="distinct steps; odd is better")
-    parser.add_argument("--seconds", type=float, default=220.0, help="limit of the whole run")
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
-    parser.add_argument("--no-bench", action="store_true")
-    parser.add_argument("--out", type=Path, help="where to write the recording (JSON)")
-    given = parser.parse_args(arguments)
+    command = parser("push group", __doc__)
+    command.add_argument("--gpus", type=int, default=2)
+    command.add_argument("--steps", type=int, default=2000)
+    command.add_argument("--replays", type=int, default=1000)
+    command.add_argument("--distinct", type=int, default=61, help="distinct steps; odd is better")
+    command.add_argument("--seconds", type=float, default=220.0, help="limit of the whole run")
+    command.add_argument("--workers", type=one_or_more, default=max(1, (os.cpu_count() or 2) - 1))
+    command.add_argument("--no-bench", action="store_true")
+    command.add_argument("--out", type=Path, help="where to write the recording (JSON)")
+    given = command.parse_args(arguments)
     if given.distinct < 3 or HEADS % given.gpus:
-        parser.error(f"--distinct may be 3 or more, --gpus a divisor of {HEADS}")
+        command.error(
+            f"--distinct must be 3 or more and --gpus a divisor of {HEADS}, "
+            f"got {given.distinct} and {given.gpus}"
+        )
     import torch
 
     if torch.cuda.device_count() < given.gpus:
-        print(f"{given.gpus} GPUs wanted, {torch.cuda.device_count()} found", file=sys.stderr)
+        print(
+            f"the GPUs must be {given.gpus} or more, got {torch.cuda.device_count()}",
+            file=sys.stderr,
+        )
         return 2
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -451,7 +457,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = [check.name for check in record.checks if not check.same]
     print(f"{len(record.checks)} checks, {len(failed)} failed: {failed}", flush=True)
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,26 @@
-"""Progress bars on the terminal."""
+"""Progress of long work: what a worker tells, and its bars on the terminal."""
+
+from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.progress import TimeElapsedColumn as Elapsed
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+
+
+class Progress(Protocol):
+    """Told of the work's parts: how much there is of each, and when a piece of it is done."""
+
+    def start(self, part: str, total: int) -> None:
+        """A part begins."""
+
+    def advance(self, part: str, amount: int = 1) -> None:
+        """Some of a part is done."""
 
 
 class Bars:
-    """The collectors' progress as bars on the terminal."""
+    """A `Progress` that shows a bar for each part."""
 
-    def __init__(self, bars: Progress) -> None:
+    def __init__(self, bars: RichProgress) -> None:
         self._bars = bars
         self._tasks: dict[str, TaskID] = {}
 
@@ -21,7 +33,7 @@ class Bars:
         self._bars.advance(self._tasks[part], amount)
 
 
-def bars_on(console: Console) -> Progress:
+def bars_on(console: Console) -> RichProgress:
     """Bars for a console, with counts and times."""
-    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), Elapsed())
-    return Progress(*columns, console=console)
+    text, done = TextColumn("{task.description:>16}"), MofNCompleteColumn()
+    return RichProgress(text, BarColumn(), done, TimeElapsedColumn(), console=console)

@@ -1,14 +1,13 @@
-"""`python -m sparse_mla_verify.hardware`: compare the models with the GPU."""
+"""The reference's models of instructions against a Hopper GPU: `hardware`."""
 
 import argparse
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.progress import TimeElapsedColumn as Elapsed
 from rich.table import Table
 
 from sparse_mla_verify.hardware.comparison import Device, Session
@@ -19,23 +18,17 @@ from sparse_mla_verify.hardware.record import (
     names_of,
     shortcomings,
 )
+from sparse_mla_verify.terminal.options import COMMAND, one_or_more, parser
+from sparse_mla_verify.terminal.progress import Bars, bars_on
+
+NAME = "hardware"
 
 
-class _Bars:
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        self._tasks: dict[str, TaskID] = {}
-
-    def start(self, part: str, total: int) -> None:
-        self._tasks[part] = self._bars.add_task(part, total=total)
-
-    def advance(self, part: str) -> None:
-        self._bars.advance(self._tasks[part])
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run; 0 when everything was compared and agrees, 1 on a mismatch, 2 when incomplete."""
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
+    said = f"{COMMAND} {NAME} {shlex.join(given)}"
     console = Console()
     try:
         from sparse_mla_verify.hardware.device import CudaDevice
@@ -44,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ImportError, RuntimeError, AssertionError) as error:
         console.print(f"needs an sm_90 GPU, PyTorch with CUDA and the DSL: {error}", markup=False)
         return 2
-    record = _run(options, device, console)
+    record = _run(options, device, console, said)
     console.print(_table(record))
     wrong = shortcomings(record, options.only)
     for line in wrong:
@@ -55,13 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 2 if wrong else 0
 
 
-def _run(options: argparse.Namespace, device: Device, console: Console) -> Record:
-    columns = (TextColumn("{task.description:>16}"), BarColumn(), MofNCompleteColumn(), Elapsed())
-    with Progress(*columns, console=console) as bars:
+def _run(options: argparse.Namespace, device: Device, console: Console, said: str) -> Record:
+    with bars_on(console) as bars:
         session = Session(
-            device, names_of(options.only), _Bars(bars), options.workers, options.budget
+            device, names_of(options.only), Bars(bars), options.workers, options.budget
         )
-        record = Record(GPU, _command(), device.host(), options.workers, 0.0, ())
+        record = Record(GPU, said, device.host(), options.workers, 0.0, ())
         for compared in session.compare():
             # Written each time: a run that is cut short has said what it found.
             record = Record(
@@ -76,10 +68,6 @@ def _run(options: argparse.Namespace, device: Device, console: Console) -> Recor
     return record
 
 
-def _command() -> str:
-    return "python -m sparse_mla_verify.hardware " + shlex.join(sys.argv[1:])
-
-
 def _table(record: Record) -> Table:
     table = Table("operation", "compared", "mismatches", "at", "instruction")
     for c in record.compared:
@@ -92,30 +80,23 @@ def _groups(text: str) -> tuple[str, ...]:
     chosen = tuple(text.split(","))
     for group in chosen:
         if group not in GROUPS:
-            raise argparse.ArgumentTypeError(f"{group!r}: may be {', '.join(GROUPS)}")
+            raise argparse.ArgumentTypeError(f"must be of {', '.join(GROUPS)}, got {group!r}")
     return chosen
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m sparse_mla_verify.hardware",
-        description="Compare the reference's models with a Hopper GPU, all inputs where possible.",
-    )
-    parser.add_argument("--out", type=Path, required=True, help="the recording, JSON")
-    parser.add_argument(
+    command = parser(NAME, "Compare the models with a Hopper GPU, on all inputs where possible.")
+    command.add_argument("--out", type=Path, required=True, help="the recording, JSON")
+    command.add_argument(
         "--only", type=_groups, default=GROUPS, metavar="GROUP,...", help=", ".join(GROUPS)
     )
-    parser.add_argument(
+    command.add_argument(
         "--budget", type=float, default=540.0, metavar="SECONDS", help="default: 540"
     )
-    parser.add_argument(
+    command.add_argument(
         "--workers",
-        type=int,
+        type=one_or_more,
         default=len(os.sched_getaffinity(0)),
         help="processes for the models; default: the cores",
     )
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return command

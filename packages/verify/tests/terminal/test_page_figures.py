@@ -1,0 +1,8 @@
+import pytest
+
+from sparse_mla_verify.terminal.page_figures import between_marks
+
+
+def test_a_page_without_marks_is_refused():
+    with pytest.raises(ValueError, match="0 pairs of marks"):
+        between_marks("no marks", "table")
