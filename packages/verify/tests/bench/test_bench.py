@@ -1,10 +1,14 @@
 import argparse
+import itertools
 import json
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +48,8 @@ from sparse_mla_verify.bench.results import (
 )
 from sparse_mla_verify.bench.timed_points import Bench, disagreeing, relative_error
 from sparse_mla_verify.bench.timing import host_time, interleave
+from sparse_mla_verify.evidence.recordings import Host
+from sparse_mla_verify.gpu_runs import gpu
 from sparse_mla_verify.inputs.cases import Signature
 from sparse_mla_verify.inputs.schedules import kernel_schedule
 from sparse_mla_verify.peers import ours, pytorch
@@ -82,7 +88,7 @@ class FakeTimer:
         self.script = script
 
     def capture(self, calls):
-        taken = iter([])
+        taken: Iterator[float] = iter(())
 
         def replay():
             nonlocal taken
@@ -105,10 +111,12 @@ class Decoder:
 
     def prepare(self, work):
         prepared = PyTorch().prepare(work)
+        assert prepared.latent is not None
+        latent = prepared.latent
 
         def call(k):
             prepared.calls[k]()
-            self.fault(prepared.latent[k])
+            self.fault(latent[k])
 
         calls = [lambda k=k: call(k) for k in range(len(prepared.calls))]
         return Prepared(calls, prepared.latent, {"name": self.name})
@@ -200,7 +208,12 @@ def test_points_are_read_from_text():
 
 def test_trials_take_turns_and_warm_up_does_not_count():
     order = []
-    replays = {n: lambda n=n: order.append(n) or float(len(order)) for n in ("a", "b", "c")}
+
+    def replay(name):
+        order.append(name)
+        return float(len(order))
+
+    replays = {name: partial(replay, name) for name in ("a", "b", "c")}
     samples = interleave(replays, trials=4, clock=Clock(1.0))
     assert {n: len(s) for n, s in samples.items()} == {"a": 4, "b": 4, "c": 4}
     rounds = ["".join(order[k : k + 3]) for k in range(0, len(order), 3)]
@@ -209,10 +222,10 @@ def test_trials_take_turns_and_warm_up_does_not_count():
 
 
 def test_warm_up_lasts_until_the_clocks_have_risen():
-    calls = []
-    interleave({"a": lambda: calls.append(None) or 1.0}, trials=1, clock=Clock(2**-6))
+    calls = itertools.count()
+    interleave({"a": lambda: float(next(calls))}, trials=1, clock=Clock(2**-6))
     # Three rounds, three more until 4 / 64 s have passed, and the trial.
-    assert len(calls) == 3 + 3 + 1
+    assert next(calls) == 3 + 3 + 1
 
 
 def test_slow_points_get_fewer_trials_but_some():
@@ -230,7 +243,8 @@ def test_spread():
 
 
 def test_host_time_is_per_call_and_does_not_count_the_warm_up():
-    clock, calls = Clock(), []
+    clock = Clock()
+    calls: list[None] = []
 
     def call():
         calls.append(None)
@@ -334,7 +348,7 @@ def test_what_computes_something_else_is_said(pool):
 
 
 def test_only_the_last_launch_may_be_wrong(pool):
-    seen = []
+    seen: list[None] = []
 
     def fault(latent):
         seen.append(None)
@@ -378,7 +392,7 @@ def test_one_that_cannot_run_does_not_lose_the_others(pool):
 
 
 def test_wide_lists_are_compared_with_narrow_ones(pool):
-    widths = {}
+    widths: dict[str, list[tuple[int, int]]] = {}
 
     class Watching(Decoder):
         def prepare(self, work):
@@ -416,7 +430,9 @@ def test_the_json_has_the_agreed_form(tmp_path):
     assert [first[key] for key in agreed] == [5, 96, 256, 1.235, None, None, 0.5]
     assert first["spread_us"]["floor"] == [0.4, 0.6]
     read = load(path)
-    assert read.at(CHECKPOINT).times_us == {"ours": 1.235, "floor": 0.5}
+    at_checkpoint = read.at(CHECKPOINT)
+    assert at_checkpoint is not None
+    assert at_checkpoint.times_us == {"ours": 1.235, "floor": 0.5}
     assert read.left_out == [Point(1, 16, 0)]
     assert read.wide[0].times_us == {"ours_narrow": 8.0, "ours_wide": 8.1}
     read.save(tmp_path / "again.json")
@@ -583,12 +599,14 @@ def test_the_kernels_tables_are_written_by_the_command(tmp_path, capsys):
     assert command.main([*given, "--into", str(module)]) == 0
     assert module.read_text() == f"import re\n\n{text}\nNAMED = 1\n"
     assert policy_tables.part_of(module.read_text()) == (text, 1024)
-    values = {}
+    values: dict[str, Any] = {}
     exec(text, values)
     assert values["TABLE"] == "1-16:sparse"
     assert parse_schedules(values["SCHEDULES"])[96][5] == kernel_schedule("low-latency-4")
     # Ours follows, in the run as well.
-    assert load(path).at(CHECKPOINT).times_us["ours"] == 0.5
+    at_checkpoint = load(path).at(CHECKPOINT)
+    assert at_checkpoint is not None
+    assert at_checkpoint.times_us["ours"] == 0.5
     assert command.main([*given, "--into", str(module)]) == 0
     assert module.read_text() == f"import re\n\n{text}\nNAMED = 1\n"
     module.write_text("no marks\n")
@@ -603,7 +621,7 @@ def test_long_tables_stay_within_a_line():
 
     text, run = policy_tables.code(schedules_run(times), max_keys=2048)
     assert max(map(len, text.splitlines())) <= 100
-    values = {}
+    values: dict[str, Any] = {}
     exec(text, values)
     pick = policy_tables.chosen_by(values["SCHEDULES"])
     assert [pick(rows, 96) for rows in grid.ROWS] == list(SCHEDULES) * 2
@@ -655,9 +673,9 @@ def test_processes_compile_into_the_cache(tmp_path, monkeypatch):
     shapes = [(1, 16, 8), (2, 16, 8)]
     about = precompile.compile_all(shapes, {"base": BASE}, "sm_90a", Console(), workers=2)
     assert (about["kernels"], about["failed"], about["processes"]) == (2, 0, 2)
-    sizes = {"batch": 2, "heads": 16, "padded": 16, "width": 8, "cap": 2, "push": None}
-    schedule = {"schedule": dict(vars(BASE))}
-    assert cache.holds(cache.describe("decode", "sm_90a", sizes | schedule))
+    sizes: dict[str, object] = {"batch": 2, "heads": 16, "padded": 16, "width": 8, "cap": 2}
+    sizes |= {"push": None, "schedule": dict(vars(BASE))}
+    assert cache.holds(cache.describe("decode", "sm_90a", sizes))
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -794,7 +812,7 @@ def test_the_page_has_a_place_for_the_figures():
 
 def test_the_module_has_a_place_for_the_tables():
     part, _ = policy_tables.part_of(Path(kernel_policy.__file__).read_text())
-    values = {}
+    values: dict[str, Any] = {}
     exec(part, values)
     assert (values["TABLE"], values["SCHEDULES"]) == (kernel_policy.TABLE, kernel_policy.SCHEDULES)
 
@@ -845,7 +863,8 @@ def test_records_are_read_without_pytorch_and_the_dsl():
 
 
 def test_a_budget_starts_no_point_that_would_pass_it():
-    clock, kept = Clock(), []
+    clock = Clock()
+    kept: list[object] = []
     budget = whole_run.Budget(10.0, 0.0, clock)
 
     def measure():
@@ -905,8 +924,8 @@ def on_cpu(monkeypatch, pool):
     monkeypatch.setattr(whole_run, "sparse_decode", sparse_decode)
     monkeypatch.setattr(whole_run, "HOST_POINT", Point(1, 16, 2))
     monkeypatch.setattr(timing, "host_time", host_time)
-    host = dict.fromkeys(whole_run.gpu.Host.__dataclass_fields__, "none") | {"gpu": "no GPU"}
-    monkeypatch.setattr(whole_run.gpu, "host", lambda: whole_run.gpu.Host(**host))
+    host: dict[str, Any] = dict.fromkeys(Host.__dataclass_fields__, "none") | {"gpu": "no GPU"}
+    monkeypatch.setattr(gpu, "host", lambda: Host(**host))
     monkeypatch.setattr(gpu_state, "own_gpu", lambda: "GPU-1")
     monkeypatch.setattr(gpu_state, "query", lambda fields, gpu: {"clocks.max.sm": "1980"})
     schedules = (Sparse(name, kernel_schedule(name)) for name in ("base", "low-latency"))
