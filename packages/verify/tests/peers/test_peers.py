@@ -276,7 +276,7 @@ def test_schedules_are_read_from_text():
         parse_schedule("splits=8")
     with pytest.raises(ValueError, match="schedule's split is 'x'; it may be of int"):
         parse_schedule("split=x")
-    with pytest.raises(ValueError, match="split must be one of 1, 2, 4, 8 .*, got 3"):
+    with pytest.raises(ValueError, match=r"split must be one of 1, 2, 4, 8 .*, got 3"):
         parse_schedule("split=3")
 
 
