@@ -1,5 +1,6 @@
 """Cross-compiling, and the errors of sizes that the kernel can't have."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -36,6 +37,7 @@ def test_the_same_source_gives_the_same_cubin() -> None:
 
 def test_nothing_spills() -> None:
     artifact = cross_compile(**SIZES)
+    assert re.search(r"\bEXIT\b", artifact.sass())
     assert "STL" not in artifact.sass()
     assert ".local" not in artifact.ptx
 

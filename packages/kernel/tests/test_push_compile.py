@@ -20,6 +20,7 @@ def count(artifact: Artifact, pattern: str) -> int:
 
 def test_nothing_spills(step: dict[str, Artifact]) -> None:
     for artifact in step.values():
+        assert re.search(r"\bEXIT\b", artifact.sass())
         assert "STL" not in artifact.sass()
         assert ".local" not in artifact.ptx
 
