@@ -106,8 +106,8 @@ class OwnerMerge:
         gOut = mLatent[row, head, None].iterator + COLUMNS * t
         store_global_b32x2(gOut.toint(), low, high)
         if t == 0:
-            lse2 = add_rn(top, cute.math.log2(total)) if total != 0.0 else -Float32.inf
-            mLse[row, head] = lse_nat(lse2) if not lost else Float32.nan
+            lse2 = add_rn(top, cute.math.log2(total)) if total != 0.0 else -Float32.inf  # O7
+            mLse[row, head] = lse_nat(lse2) if not lost else Float32.nan  # O7
 
         # Re-arm: the LSE words once the whole CTA has read them
         _rearm_payload(rLse, mail, parity, row, head, box)
@@ -282,14 +282,14 @@ def _weigh(
     """
     top = -Float32.inf
     for d in cutlass.range_constexpr(box.ranks):
-        top = max_f32(top, as_f32(rLse[d])) if sent_payload(rLse[d]) else top
+        top = max_f32(top, as_f32(rLse[d])) if sent_payload(rLse[d]) else top  # O1
     total = Float32(0.0)
     for d in cutlass.range_constexpr(box.ranks):
-        weight = ex2_approx_ftz(sub_rn(as_f32(rLse[d]), top))
+        weight = ex2_approx_ftz(sub_rn(as_f32(rLse[d]), top))  # O2
         rWeight[d] = weight if sent_payload(rLse[d]) else Float32(0.0)
-        total = add_rn(total, rWeight[d])
+        total = add_rn(total, rWeight[d])  # O3
     for d in cutlass.range_constexpr(box.ranks):
-        rWeight[d] = div_rn(rWeight[d], total)
+        rWeight[d] = div_rn(rWeight[d], total)  # O4
     return top, total
 
 
@@ -306,7 +306,7 @@ def _weighted_sum(
         for i in cutlass.range_constexpr(COLUMNS):
             word = rPair[i // 2, d]
             bits = word << 16 if i % 2 == 0 else word & Uint32(0xFFFF0000)
-            rRow[i] = fma_rn(rWeight[d], as_f32(bits), rRow[i])
+            rRow[i] = fma_rn(rWeight[d], as_f32(bits), rRow[i])  # O5
 
 
 @cute.jit
@@ -315,7 +315,7 @@ def _finish(rRow: cute.Tensor, total: Float32, lost: Boolean) -> tuple[Uint32, U
     for i in cutlass.range_constexpr(COLUMNS):
         value = rRow[i] if total != 0.0 else Float32(0.0)
         rRow[i] = value if not lost else Float32.nan
-    return cvt_bf16x2(rRow[0], rRow[1]), cvt_bf16x2(rRow[2], rRow[3])
+    return cvt_bf16x2(rRow[0], rRow[1]), cvt_bf16x2(rRow[2], rRow[3])  # O6
 
 
 @cute.jit

@@ -75,9 +75,9 @@ VARIANTS = (
     ),
     Variant(
         "P truncated to E4M3's three fraction bits",
-        "kernels/base/softmax.py",
-        "store_fp8_pair_shared(p_address, rP[0], rP[1])",
-        "store_fp8_pair_shared(p_address, *[_cut(rP[i]) for i in range(2)])",
+        "kernels/base/partial.py",
+        "store_fp8_pair_shared(row + key, rP[0], rP[1])",
+        "store_fp8_pair_shared(row + key, *[_cut(rP[i]) for i in range(2)])",
         "",
         ("P's rounding", "toward zero"),
     ),

@@ -13,9 +13,9 @@ from sparse_mla_kernel.kernels.base.gather import split_keys
 from sparse_mla_kernel.kernels.base.layout import PV_TILES, THREADS, shared_layout
 from sparse_mla_kernel.kernels.base.logits import scaled_logits
 from sparse_mla_kernel.kernels.base.merge import MailboxSink, RowSink, TensorSink, push_partial
-from sparse_mla_kernel.kernels.base.partial import accumulate, rescale
+from sparse_mla_kernel.kernels.base.partial import accumulate, raise_sum, rescale, store_p
 from sparse_mla_kernel.kernels.base.query import MailboxQuery, QuerySource, TensorQuery
-from sparse_mla_kernel.kernels.base.softmax import raise_max, raise_sum, store_p, store_warp_max
+from sparse_mla_kernel.kernels.base.softmax import raise_max, store_warp_max
 from sparse_mla_kernel.kernels.launch import DecodeKernel
 from sparse_mla_kernel.mailbox.device import DeviceMailbox
 from sparse_mla_kernel.mailbox.layout import MailboxLayout

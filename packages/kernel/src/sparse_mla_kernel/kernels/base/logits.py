@@ -56,7 +56,7 @@ def _qk(
     lane_offset: Int32,
     chains: cutlass.Constexpr[int],
 ) -> None:
-    """18 steps of 32 columns into ``chains`` accumulators (R1), added in chain order (R2)."""
+    """18 steps of 32 columns into ``chains`` accumulators, which are added in chain order."""
     rChain = cute.make_rmem_tensor((4, chains), Float32)
     rChain.fill(0.0)
     rA = cute.make_rmem_tensor(4, Uint32)
@@ -67,9 +67,10 @@ def _qk(
         rA[1] = load_shared_b32(a + 8 * ROW_STRIDE_BYTES)
         rA[2] = load_shared_b32(a + 16)
         rA[3] = load_shared_b32(a + 8 * ROW_STRIDE_BYTES + 16)
-        mma_e4m3(rChain[None, step % chains], rA, load_shared_b32(b), load_shared_b32(b + 16))
+        b0, b1 = load_shared_b32(b), load_shared_b32(b + 16)
+        mma_e4m3(rChain[None, step % chains], rA, b0, b1)  # R1
     for i in cutlass.range_constexpr(4):
         total = rChain[i, 0]
         for chain in cutlass.range_constexpr(1, chains):
-            total = add_rn(total, rChain[i, chain])
+            total = add_rn(total, rChain[i, chain])  # R2
         rLogit[i] = total

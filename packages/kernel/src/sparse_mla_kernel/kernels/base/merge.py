@@ -118,7 +118,7 @@ def merge_columns(
         row = (peer * TILE_HEADS + head) * layout.cta_columns + column
         acc = load_shared_f32x4(smem + layout.peer_rows + 4 * row)
         for i in cutlass.range_constexpr(4):
-            rRow[i] = fma_rn(rWeight[peer], acc[i], rRow[i])
+            rRow[i] = fma_rn(rWeight[peer], acc[i], rRow[i])  # R13
 
 
 # ---- rows to where they go ----------------------------------------------------------------------

@@ -1,26 +1,57 @@
-"""PV: P bytes and V bytes to a CTA's unnormalised row (R10, R12)."""
+"""PV: P and V bytes to a CTA's unnormalised row, and the row sum beside it (R9 to R12)."""
 
 from __future__ import annotations
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Float32, Int32, Uint32, cute
 
 from sparse_mla_kernel.kernels.base.layout import (
     MMA_K,
     PV_TILES,
     ROW_STRIDE_BYTES,
+    TILE_KEYS,
     WARP_COLUMNS,
     SharedLayout,
 )
+from sparse_mla_kernel.kernels.base.softmax import chunk_sum, warp_p
 from sparse_mla_kernel.ptx.convert import transpose4
-from sparse_mla_kernel.ptx.math import mul_rn
+from sparse_mla_kernel.ptx.math import fma_rn, mul_rn
 from sparse_mla_kernel.ptx.mma import mma_e4m3
-from sparse_mla_kernel.ptx.shared_memory import load_shared_b32
+from sparse_mla_kernel.ptx.shared_memory import load_shared_b32, store_fp8_pair_shared
+
+
+@cute.jit
+def store_p(
+    rLogit: cute.Tensor, rMax: cute.Tensor, smem: Int32, layout: cutlass.Constexpr[SharedLayout]
+) -> None:
+    """P of this warp's 8 keys: its FP32 sum to ``warp_sum``, its E4M3 bytes to ``p``."""
+    lane = cute.arch.lane_idx()
+    rP = cute.make_rmem_tensor(4, Float32)
+    for half in cutlass.range_constexpr(2):
+        warp_p(rP, rLogit, rMax, smem, half, layout)
+        row = smem + layout.p + (lane // 4 + 8 * half) * layout.p_stride_bytes
+        key = cute.arch.warp_idx() * TILE_KEYS + 2 * (lane % 4)
+        store_fp8_pair_shared(row + key, rP[0], rP[1])  # R11
+
+
+@cute.jit
+def raise_sum(
+    rSum: cute.Tensor, rAlpha: cute.Tensor, smem: Int32, layout: cutlass.Constexpr[SharedLayout]
+) -> None:
+    """The running row sum takes the chunk in.
+
+    Args:
+        rSum: ``[2]`` f32, in and out, heads ``lane / 4`` and ``+ 8``; starts at 0.
+        rAlpha: ``[2]`` f32, by how much older weights shrink.
+        smem: Base address of the shared memory that ``layout`` divides.
+    """
+    for half in cutlass.range_constexpr(2):
+        rSum[half] = fma_rn(rSum[half], rAlpha[half], chunk_sum(smem, half, layout))  # R9
 
 
 @cute.jit
 def rescale(rAcc: cute.Tensor, rAlpha: cute.Tensor) -> None:
-    """Older weights shrink to the new maximum (R10).
+    """Older weights shrink to the new maximum.
 
     Args:
         rAcc: ``[4, 4]`` f32 (C fragment, MMA), in and out.
@@ -28,14 +59,14 @@ def rescale(rAcc: cute.Tensor, rAlpha: cute.Tensor) -> None:
     """
     for tile in cutlass.range_constexpr(PV_TILES):
         for i in cutlass.range_constexpr(4):
-            rAcc[i, tile] = mul_rn(rAcc[i, tile], rAlpha[i // 2])
+            rAcc[i, tile] = mul_rn(rAcc[i, tile], rAlpha[i // 2])  # R10
 
 
 @cute.jit
 def accumulate(
     rAcc: cute.Tensor, smem: Int32, count: Int32, layout: cutlass.Constexpr[SharedLayout]
 ) -> None:
-    """Warp w: ``acc += P @ V`` for latent columns ``32w .. 32w + 31``, 32 keys a step (R12)."""
+    """Warp w: ``acc += P @ V`` for latent columns ``32w .. 32w + 31``, 32 keys a step."""
     lane = cute.arch.lane_idx()
     warp = cute.arch.warp_idx()
     g = lane // 4
@@ -52,7 +83,7 @@ def accumulate(
             low = _four_keys(v + step * MMA_K * ROW_STRIDE_BYTES)
             high = _four_keys(v + (step * MMA_K + 16) * ROW_STRIDE_BYTES)
             for tile in cutlass.range_constexpr(PV_TILES):
-                mma_e4m3(rAcc[None, tile], rA, low[tile], high[tile])
+                mma_e4m3(rAcc[None, tile], rA, low[tile], high[tile])  # R12
 
 
 @cute.jit

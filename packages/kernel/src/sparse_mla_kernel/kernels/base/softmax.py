@@ -1,4 +1,4 @@
-"""Online softmax of one chunk: logits to P bytes, running maximum and row sum (R4 to R9, R11)."""
+"""Online softmax of one chunk: logits to P, the running maximum and the sum of P (R4 to R8)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from cutlass import Float32, Int32, cute
 
 from sparse_mla_kernel.arithmetic.softmax import exponent_bias, numerator, rescale_factor
 from sparse_mla_kernel.kernels.base.layout import TILE_KEYS, SharedLayout
-from sparse_mla_kernel.ptx.math import add_rn, fma_rn, max_f32
+from sparse_mla_kernel.ptx.math import add_rn, max_f32
 from sparse_mla_kernel.ptx.shared_memory import (
     load_shared_b32,
     load_shared_f32,
-    store_fp8_pair_shared,
     store_shared_f32,
 )
 from sparse_mla_kernel.schedule import TILE_HEADS
@@ -24,9 +23,9 @@ def store_warp_max(
     """Each head's largest logit among this warp's 8 keys (R4), to ``warp_max``."""
     lane = cute.arch.lane_idx()
     for half in cutlass.range_constexpr(2):
-        top = max_f32(rLogit[2 * half], rLogit[2 * half + 1])
-        top = max_f32(top, cute.arch.shuffle_sync_bfly(top, 1))
-        top = max_f32(top, cute.arch.shuffle_sync_bfly(top, 2))
+        top = max_f32(rLogit[2 * half], rLogit[2 * half + 1])  # R4
+        top = max_f32(top, cute.arch.shuffle_sync_bfly(top, 1))  # R4
+        top = max_f32(top, cute.arch.shuffle_sync_bfly(top, 2))  # R4
         if lane % 4 == 0:
             head = lane // 4 + 8 * half
             store_shared_f32(_slot(smem + layout.warp_max, cute.arch.warp_idx(), head), top)
@@ -48,54 +47,58 @@ def raise_max(
         new = old
         for warp in cutlass.range_constexpr(layout.logit_warps):
             slot = _slot(smem + layout.warp_max, warp, lane // 4 + 8 * half)
-            new = max_f32(new, load_shared_f32(slot))
+            new = max_f32(new, load_shared_f32(slot))  # R4
         rMax[half] = new
         rAlpha[half] = rescale_factor(old, new)  # R5
 
 
 @cute.jit
-def store_p(
-    rLogit: cute.Tensor, rMax: cute.Tensor, smem: Int32, layout: cutlass.Constexpr[SharedLayout]
+def warp_p(
+    rP: cute.Tensor,
+    rLogit: cute.Tensor,
+    rMax: cute.Tensor,
+    smem: Int32,
+    half: cutlass.Constexpr[int],
+    layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """P of this warp's 8 keys: its E4M3 bytes to ``p`` (R11), its FP32 sum to ``warp_sum`` (R8).
+    """P of this warp's 8 keys for one head of a lane; its FP32 sum to ``warp_sum``.
 
-    A key that is not live has the logit ``-inf`` and P = 0 even where the maximum is ``-inf`` too.
+    Args:
+        rP: ``[4]`` f32, out: P of this lane's two keys in the first two.
+        rLogit: ``[4]`` f32, a C fragment: 16 heads x 8 keys.
+        rMax: ``[2]`` f32, the running maxima of heads ``lane / 4`` and ``+ 8``.
+        smem: Base address of the shared memory that ``layout`` divides.
+        half: Which of the two heads.
     """
-    lane = cute.arch.lane_idx()
     warp = cute.arch.warp_idx()
-    q = lane % 4
-    rP = cute.make_rmem_tensor(4, Float32)
-    for half in cutlass.range_constexpr(2):
-        head = lane // 4 + 8 * half
-        bias = exponent_bias(rMax[half])  # R6
-        for i in cutlass.range_constexpr(2):
-            live = load_shared_b32(smem + layout.live + 4 * (warp * TILE_KEYS + 2 * q + i))
-            rP[i] = numerator(rLogit[2 * half + i], bias, live)  # R7
-        total = add_rn(rP[0], rP[1])  # R8: the pair, then lanes xor 1, xor 2
-        total = add_rn(total, cute.arch.shuffle_sync_bfly(total, 1))
-        total = add_rn(total, cute.arch.shuffle_sync_bfly(total, 2))
-        if q == 0:
-            store_shared_f32(_slot(smem + layout.warp_sum, warp, head), total)
-        p_address = smem + layout.p + head * layout.p_stride_bytes + warp * TILE_KEYS + 2 * q
-        store_fp8_pair_shared(p_address, rP[0], rP[1])
+    q = cute.arch.lane_idx() % 4
+    bias = exponent_bias(rMax[half])  # R6
+    for i in cutlass.range_constexpr(2):
+        live = load_shared_b32(smem + layout.live + 4 * (warp * TILE_KEYS + 2 * q + i))
+        rP[i] = numerator(rLogit[2 * half + i], bias, live)  # R7
+    total = add_rn(rP[0], rP[1])  # R8: the pair
+    total = add_rn(total, cute.arch.shuffle_sync_bfly(total, 1))  # R8: lanes xor 1
+    total = add_rn(total, cute.arch.shuffle_sync_bfly(total, 2))  # R8: lanes xor 2
+    if q == 0:
+        head = cute.arch.lane_idx() // 4 + 8 * half
+        store_shared_f32(_slot(smem + layout.warp_sum, warp, head), total)
 
 
 @cute.jit
-def raise_sum(
-    rSum: cute.Tensor, rAlpha: cute.Tensor, smem: Int32, layout: cutlass.Constexpr[SharedLayout]
-) -> None:
-    """The running row sum takes the chunk in: the warps' sums in order (R8), then ``fma`` (R9).
+def chunk_sum(
+    smem: Int32, half: cutlass.Constexpr[int], layout: cutlass.Constexpr[SharedLayout]
+) -> Float32:
+    """The sum of a chunk's P for one head of a lane: the warps' sums in order.
 
     Args:
-        rSum: ``[2]`` f32, in and out, heads ``lane / 4`` and ``+ 8``; starts at 0.
+        smem: Base address of the shared memory that ``layout`` divides.
+        half: Which of heads ``lane / 4`` and ``+ 8``.
     """
-    lane = cute.arch.lane_idx()
-    for half in cutlass.range_constexpr(2):
-        head = lane // 4 + 8 * half
-        total = load_shared_f32(_slot(smem + layout.warp_sum, 0, head))
-        for warp in cutlass.range_constexpr(1, layout.logit_warps):
-            total = add_rn(total, load_shared_f32(_slot(smem + layout.warp_sum, warp, head)))
-        rSum[half] = fma_rn(rSum[half], rAlpha[half], total)
+    head = cute.arch.lane_idx() // 4 + 8 * half
+    total = load_shared_f32(_slot(smem + layout.warp_sum, 0, head))
+    for warp in cutlass.range_constexpr(1, layout.logit_warps):
+        total = add_rn(total, load_shared_f32(_slot(smem + layout.warp_sum, warp, head)))  # R8
+    return total
 
 
 @cute.jit

@@ -371,7 +371,9 @@ class LowLatencyDecode(DecodeKernel):
                     head = first_head + TILE_HEADS * m + 8 * r + lane // 4
                     gRow = mLatent[row, head, None].iterator
                     for u in cutlass.range_constexpr(layout.units):
-                        low, high = normalise(rRow[None, u, r, m], rTotal[r, m], rInverse[r, m])
+                        low, high = normalise(
+                            rRow[None, u, r, m], rTotal[r, m], rInverse[r, m]
+                        )  # R15
                         write_columns(gRow + (columns + UNIT_COLUMNS * u), low, high)
         elif cta == 0 and warp == 0 and lane < layout.heads:
             write_lse(mLse, row, first_head + lane, lse_log2(top, total))  # R14
@@ -464,7 +466,7 @@ class LowLatencyDecode(DecodeKernel):
             for owner_warp in cutlass.range_constexpr(layout.owner_warps):
                 block = (2 * m + r) * WARP_UNITS + unit
                 merge_vector(rRow, rHeadWeight, smem, block, Int32(owner_warp), layout)
-                low, high = normalise(rRow, head_total, head_inverse)
+                low, high = normalise(rRow, head_total, head_inverse)  # R15
                 column = cta * layout.cta_columns + WARP_COLUMNS * owner_warp
                 column += UNIT_COLUMNS * unit + 4 * (lane % 4)
                 write_columns(gRow + column, low, high)

@@ -69,7 +69,8 @@ def quarter_logits(
                 rKey[0], rKey[2] = cvt_e4m3x4_f16x4(load_shared_b32(address))
                 rKey[1], rKey[3] = cvt_e4m3x4_f16x4(load_shared_b32(address + 8 * ROW_STRIDE_BYTES))
                 for tile in cutlass.range_constexpr(2 * layout.tiles):
-                    mma_f16(rSum[None, tile], rKey, rQuery[0, tile, step], rQuery[1, tile, step])
+                    b0, b1 = rQuery[0, tile, step], rQuery[1, tile, step]
+                    mma_f16(rSum[None, tile], rKey, b0, b1)  # R1
             for tile in cutlass.range_constexpr(2 * layout.tiles):
                 for i in cutlass.range_constexpr(4):
                     head = 8 * tile + 2 * q + i % 2
@@ -104,7 +105,7 @@ def load_logits(
         for quarter in cutlass.range_constexpr(1, QUARTERS):
             more = load_shared_f32x2(row + quarter * layout.heads * LOGIT_STRIDE_BYTES)
             for i in cutlass.range_constexpr(2):
-                rS[i, h] = add_rn(rS[i, h], more[i])
+                rS[i, h] = add_rn(rS[i, h], more[i])  # R2
 
 
 @cute.jit

@@ -113,7 +113,9 @@ def merge_half(
                 for u in cutlass.range_constexpr(layout.units):
                     for k in cutlass.range_constexpr(4):
                         acc = rAcc[2 * r + k // 2, 2 * u + k % 2, m, i]
-                        rRow[k, u, r, m] = fma_rn(rHeadWeight[i, r, m], acc, rRow[k, u, r, m])
+                        rRow[k, u, r, m] = fma_rn(
+                            rHeadWeight[i, r, m], acc, rRow[k, u, r, m]
+                        )  # R13
 
 
 @cute.jit
@@ -207,4 +209,4 @@ def merge_vector(
     for cta in cutlass.range_constexpr(layout.split):
         acc = load_shared_f32x4(row_vector(smem, Int32(cta), block, owner_warp, layout))
         for k in cutlass.range_constexpr(4):
-            rRow[k] = fma_rn(rHeadWeight[cta], acc[k], rRow[k])
+            rRow[k] = fma_rn(rHeadWeight[cta], acc[k], rRow[k])  # R13

@@ -143,7 +143,7 @@ def rescale(
             alpha = load_shared_f32(alphas + 4 * (16 * m + 8 * r))
             for tile in cutlass.range_constexpr(WARP_COLUMNS // 8):
                 for k in cutlass.range_constexpr(2 * r, 2 * r + 2):
-                    rAcc[k, tile, m] = mul_rn(rAcc[k, tile, m], alpha)
+                    rAcc[k, tile, m] = mul_rn(rAcc[k, tile, m], alpha)  # R10
 
 
 @cute.jit
@@ -187,8 +187,8 @@ def multiply_unit(
         a0, a1 = cvt_e4m3x4_f16x4(prmt(pairs[2 * step], pairs[2 * step + 1], 0x6420))
         b0, b1 = cvt_e4m3x4_f16x4(prmt(pairs[2 * step], pairs[2 * step + 1], 0x7531))
         for m in cutlass.range_constexpr(layout.tiles):
-            mma_f16(rEven[None, m], rP[None, step, m], a0, a1)
-            mma_f16(rOdd[None, m], rP[None, step, m], b0, b1)
+            mma_f16(rEven[None, m], rP[None, step, m], a0, a1)  # R12
+            mma_f16(rOdd[None, m], rP[None, step, m], b0, b1)  # R12
 
 
 @cute.jit
