@@ -253,7 +253,7 @@ def measure(folder: Path, out: Path, said: str) -> int:
     from sparse_mla_verify.processes.workers import spread
 
     if not Path(sparse_mla_kernel.__file__).is_relative_to(folder):
-        raise RuntimeError(f"{PACKAGE} is {sparse_mla_kernel.__file__}, not the stamped copy")
+        raise RuntimeError(f"{PACKAGE} must be the stamped copy, got {sparse_mla_kernel.__file__}")
     device = torch.device("cuda", torch.cuda.current_device())
     arch = architecture_of(device)
     tasks = [(name, *sizes, arch) for name, sizes in signatures().items()]
@@ -291,7 +291,7 @@ def _precompile(name: str, rows: int, heads: int, arch: str) -> None:
 
     schedule = kernel_schedule(name)
     if not precompile_sparse(rows, heads, heads, WIDTH, rows, arch, schedule=schedule):
-        raise RuntimeError(f"the cache has not kept {name}")
+        raise RuntimeError(f"the cache must keep {name}, got no entry")
 
 
 def _measure_point(kernel: Any, point: Point, timer: Any, pool: Any) -> Staged:
