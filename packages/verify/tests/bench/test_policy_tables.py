@@ -138,6 +138,15 @@ def test_the_kernels_tables_are_written_by_the_command(tmp_path, capsys, schedul
     assert "one marked part # policy: ... # /policy, got 0" in capsys.readouterr().err
 
 
+def test_the_tables_name_the_command_that_wrote_them(schedules_run, flat):
+    run = schedules_run(flat(base=2.0, low_latency=0.5))
+    written = "# policy: written by `sparse-mla-audit bench policy FILE --max-keys 512"
+    text, _ = policy_tables.code(run, max_keys=512)
+    assert text.startswith(f"{written}`\n")
+    text, _ = policy_tables.code(run, max_keys=512, peer="base")
+    assert text.startswith(f"{written} --peer base`\n")
+
+
 def test_long_tables_stay_within_a_line(schedules_run):
     def times(p):
         fast = SCHEDULES[grid.ROWS.index(p.rows) % len(SCHEDULES)]

@@ -66,8 +66,8 @@ def with_case(recording, **changes):
             lambda s: with_case(s, digests=(("a", "b", "c", "d", "e", "f", "g"),)),
             "has not a digest",
         ),
-        (lambda s: with_case(s, signature="b1"), "no signature"),
-        (lambda s: replace(s, machine_code={"b1": "aa"}), "no signature"),
+        (lambda s: with_case(s, signature="b1"), "must be a signature"),
+        (lambda s: replace(s, machine_code={"b1": "aa"}), "must be a signature"),
     ],
 )
 def test_a_recording_that_lacks_a_part_is_refused(synthetic, tmp_path, changed, why):
