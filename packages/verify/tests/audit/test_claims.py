@@ -242,8 +242,8 @@ def test_figures_count_what_was_compared(good):
 @pytest.mark.parametrize(
     ("found", "status", "figures"),
     [
-        (TOLD, c.Status.PASS, "p-rz: 7 of 100 elements tell it apart"),
-        (TrialOf(4, 4, 4, 0), c.Status.UNDECIDED, "nowhere"),
+        (TOLD, c.Status.PASS, "7 of 100 elements reject p-rz"),
+        (TrialOf(4, 4, 4, 0), c.Status.UNDECIDED, "no element of these cases rejects p-rz"),
         (TrialOf(4, 0, 4, 7), c.Status.FAIL, "p-rz"),
         (TrialOf(4, 1, 4, 7), c.Status.FAIL, "p-rz"),
         (TrialOf(4, 1, 3, 7), c.Status.UNDECIDED, "3 of 4 tiles"),
