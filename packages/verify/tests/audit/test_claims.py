@@ -272,3 +272,14 @@ def test_a_check_that_compared_too_little_decides_nothing(good, name):
     assert f"{c.COMPARED[name]:,} have to be compared" in found.figures
     wrong = replace(short, differing=1)
     assert failing(replace(good, checks=good.checks | {name: wrong})) == {name}
+
+
+def test_a_check_on_a_gpu_decides_if_it_compared_all_of_these_outputs():
+    batch, checkpoint = 1_050_624, 246_240  # 64 rows x 32 heads, 5 rows x 96 heads, x 513
+    assert dict(c.COMPARED) == {
+        "batch-independence": batch,
+        "graph-replay": 100 * batch + 100 * checkpoint,
+        "runs-agree": 99 * batch,
+        "far-rows": checkpoint,
+        "dependent-launches": 100 * checkpoint,
+    }

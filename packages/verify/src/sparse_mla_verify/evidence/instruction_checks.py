@@ -252,7 +252,8 @@ def rounds_to_nearest(code: Code) -> Finding:
     """All FP32 arithmetic rounds to nearest even, and there is no FP16 or BF16 arithmetic."""
     arithmetic = code.named(r"(add|sub|mul|fma|mad)\.[.\w]*(f16|bf16|f32|f64)[.\w]*")
     wrong = {i.name for i in arithmetic if not re.fullmatch(r"\w+(\.rn)?\.f32", i.name)}
-    return Finding(not wrong, f"{len(arithmetic)} FP32 operations; others: {sorted(wrong)}")
+    ok = bool(arithmetic) and not wrong
+    return Finding(ok, f"{len(arithmetic)} FP32 operations; others: {sorted(wrong)}")
 
 
 def converts_by_contract(code: Code) -> Finding:
@@ -265,6 +266,8 @@ def converts_by_contract(code: Code) -> Finding:
 
 def keeps_registers(code: Code) -> Finding:
     """The PTX uses no local memory, and the SASS spills no registers."""
+    if not code.ptx or not any(i.name == "EXIT" for i in code.sass):
+        return Finding(False, "the PTX is empty, or the SASS has no EXIT")
     local = len(re.findall(r"\.local\b", code.ptx_text))
     spills = [i.name for i in code.sass if re.match(r"(LDL|STL)\b", i.name)]
     return Finding(not local and not spills, f"{local} uses of .local, {len(spills)} LDL or STL")
