@@ -146,7 +146,11 @@ def test_what_the_ranks_report_is_summed(tmp_path):
     job = Job(2, 10, 10, 3, False, tmp_path)
     for rank, differing in enumerate((0, 3)):
         check = Check("steps", "about", 100, differing, f"rank {rank}" if differing else "")
-        plain = {"host": dataclasses.asdict(HOST), "machine_code": {}, "timings": []}
+        plain: dict[str, object] = {
+            "host": dataclasses.asdict(HOST),
+            "machine_code": {},
+            "timings": [],
+        }
         plain["checks"] = [dataclasses.asdict(check)]
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(plain))
     (total,) = collect(job).checks
