@@ -1,9 +1,9 @@
-"""Kernels compiled once for all tests, tensors that claim to be on a GPU, a cache of their own."""
+"""What several rooms' tests share: a cache of their own, kernels compiled once, stand-ins."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import torch
@@ -11,6 +11,12 @@ import tvm_ffi
 
 from sparse_mla_kernel import BASE, MailboxLayout
 from sparse_mla_kernel.host import cache
+
+if TYPE_CHECKING:
+    from sparse_mla_kernel import DcpMailbox
+
+#: The mailbox of 2 ranks with 8 heads each that the tests of push mode use.
+BOX = MailboxLayout(padded=32, owner_heads=8, ranks=2, cap=3)
 
 
 class Built(NamedTuple):
@@ -61,7 +67,7 @@ def step_launcher() -> bytes:
     from sparse_mla_kernel.dcp.build import step_entries
     from sparse_mla_kernel.host import build
 
-    entry = step_entries(2, 8, MailboxLayout(32, 8, 2, 3), BASE)["step"]
+    entry = step_entries(2, 8, BOX, BASE)["step"]
     return build.object_file(build.compile_entry(*entry, "sm_90a"))
 
 
@@ -70,6 +76,29 @@ def launch_step(step_launcher: bytes, tmp_path: Path) -> Callable[..., None]:
     """That step's launcher. Without a GPU it checks its arguments and goes no further."""
     (tmp_path / "step.o").write_bytes(step_launcher)
     return cache._load_object(tmp_path / "step.o")
+
+
+@pytest.fixture
+def stand_in() -> Callable[..., "DcpMailbox"]:
+    """Makes mailboxes without memory, which have all that the host's checks look at.
+
+    ``report`` is what a kernel has reported: a stage, a rank, a row and a head, or four zeros.
+    """
+    from sparse_mla_kernel import DcpMailbox
+    from sparse_mla_kernel.mailbox.device import DeviceMailbox
+
+    class StandIn(DcpMailbox):
+        def __init__(
+            self, box: MailboxLayout = BOX, report: tuple[int, ...] = (0, 0, 0, 0)
+        ) -> None:
+            self.box = box
+            self.rank = 1
+            self.device = torch.device("cpu")
+            self.timeout_s = 0.25
+            self.arguments = DeviceMailbox(0, 0, 0, 0, 0, 1)
+            self._report_words = torch.tensor(report, dtype=torch.int32).numpy()
+
+    return StandIn
 
 
 class _DLTensor(ctypes.Structure):
@@ -90,7 +119,7 @@ class _DLTensor(ctypes.Structure):
 
 
 class OnGpu:
-    """A tensor's type, exchanged by DLPack as one on a GPU; its address is not used."""
+    """A tensor that DLPack passes on as one on a GPU: its type is read, its memory is not."""
 
     codes = {torch.uint8: 1, torch.int32: 0, torch.int64: 0, torch.bfloat16: 4}  # noqa: RUF012
     cuda = 2
@@ -118,6 +147,7 @@ class OnGpu:
 
 @pytest.fixture
 def on_gpu() -> Iterator[Callable[..., object]]:
+    """Makes tensors that claim to be on a GPU, of the type of a tensor on the CPU."""
     alive = []
 
     def convert(value: object, **where: int) -> object:

@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,8 +48,8 @@ def few(cases: dict[str, Case]) -> list[Case]:
     nan, short = cases["nan-used/keys-and-query"], cases["counts/short"]
     return [
         cases["head-counts/16"],
-        replace(short, query=short.query[:4], rows=short.rows[:4], valid=short.valid[:4]),
-        replace(nan, query=nan.query[2:4], rows=nan.rows[2:4], valid=nan.valid[2:4]),
+        short.only(slice(4)),
+        nan.only(slice(2, 4)),
     ]
 
 

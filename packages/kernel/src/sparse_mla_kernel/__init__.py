@@ -1,4 +1,10 @@
-"""Sparse MLA decode under decode context parallelism: one predictable cluster kernel."""
+"""Sparse MLA decode in one GPU kernel, whose output bits a CPU model predicts.
+
+Start with :func:`sparse_decode`, which compiles, allocates and runs. :func:`compile_sparse` and
+:func:`run_sparse` do the same in two steps, into tensors that the caller has. Under decode context
+parallelism start with :class:`DcpMailbox` and :func:`dcp_decode`. :func:`schedule_for` and
+:func:`sparse_for` say which schedule, and which kernel, is fastest for a batch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,8 @@ from sparse_mla_kernel.host.compile import (
     cross_compile,
     precompile_sparse,
 )
-from sparse_mla_kernel.host.launch import decode_op, run_sparse, sparse_decode
+from sparse_mla_kernel.host.launch import run_sparse, sparse_decode
+from sparse_mla_kernel.host.operator import decode_op
 from sparse_mla_kernel.host.policy import parse_schedules, parse_table, schedule_for, sparse_for
 from sparse_mla_kernel.mailbox.layout import MailboxLayout
 from sparse_mla_kernel.schedule import BASE, LOW_LATENCY, Schedule
@@ -73,7 +80,8 @@ __all__ = [
     "transpose4",
 ]
 
-#: Where the names are that need the DSL, whose import takes seconds: imported when they are used.
+#: The modules of the names that need the DSL. Its import takes seconds, so that each of these
+#: modules is imported when its name is first used.
 _NEEDS_DSL = {
     "DcpMailbox": "mailbox.memory",
     "PeerTimeoutError": "mailbox.memory",

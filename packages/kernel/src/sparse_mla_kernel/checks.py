@@ -1,159 +1,177 @@
-"""Errors for arguments that the kernel can't take, before anything is compiled or launched."""
+"""Checks of arguments: a wrong argument is an error before anything is compiled or launched.
+
+Every error has one form: ``<argument> must be <what>, got <what it was>``. A ``TypeError`` says
+that an argument is of the wrong kind (type or dtype), a ``ValueError`` that its value is wrong.
+"""
 
 from __future__ import annotations
 
 import numbers
+from collections.abc import Iterable
+from math import prod
 
 import torch
 
 from sparse_mla_kernel.registry import ARCHITECTURES, KERNELS
 from sparse_mla_kernel.schedule import ROW_COLUMNS, TILE_HEADS, Schedule
 
-#: The owner merge keeps three words of every rank in registers.
+#: The largest batch: rows are the second dimension of the grid, which CUDA limits to this.
+MAX_BATCH = 65535
+#: The largest group of ranks: the owner merge keeps three words of each rank in registers.
 MAX_RANKS = 32
+#: The dtypes that hold E4M3 numbers.
 BYTES = (torch.uint8, torch.float8_e4m3fn)
-#: Row ids are int32.
+#: The largest cache: a row id is an int32.
 MAX_CACHE_ROWS = 2**31 - 1
-#: Elements that the query, the row lists or the latents may have.
+#: The most elements of the query, the row lists or the latents: their offsets are 32-bit. (The
+#: offsets into ``kv`` are 64-bit.)
 MAX_ELEMENTS = 2**31 - 1
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def check_geometry(batch: int, heads: int, padded: int, width: int) -> None:
-    """Raise if the kernel can't have these static sizes.
+    """Raise unless a kernel can have these static sizes.
+
+    Args:
+        batch: Decode rows, 1 to 65535.
+        heads: Query heads that are used: a positive multiple of 16, at most ``padded``.
+        padded: Query heads that a row of the query has.
+        width: Row ids that a row's list holds, 1 or more.
 
     Raises:
-        TypeError: A size is no int.
-        ValueError: A size is out of range.
+        TypeError: A size is not an int.
+        ValueError: A size is out of range, or two sizes make a tensor of 2^31 elements or more.
     """
     for name, value in (("batch", batch), ("heads", heads), ("padded", padded), ("width", width)):
         check_int(name, value)
-    if not 1 <= batch <= 65535:
-        raise ValueError(f"batch is {batch}; it may be 1 to 65535 (the grid's second dimension)")
+    if not 1 <= batch <= MAX_BATCH:
+        raise ValueError(f"batch must be from 1 to {MAX_BATCH}, got {batch}")
     if heads < TILE_HEADS or heads % TILE_HEADS:
-        raise ValueError(f"heads is {heads}; it may be a positive multiple of {TILE_HEADS}")
+        raise ValueError(f"heads must be a positive multiple of {TILE_HEADS}, got {heads}")
     if heads > padded:
-        raise ValueError(f"heads is {heads}; it may be at most padded, which is {padded}")
+        raise ValueError(f"heads must be at most padded, {padded}, got {heads}")
     if width < 1:
-        raise ValueError(f"width is {width}; it may be 1 or more")
-    # The kernels' offsets into these are 32-bit; those into kv are not.
-    for what, size in (
-        (f"width is {width}; batch x width", batch * width),
-        (f"padded is {padded}; batch x padded x {ROW_COLUMNS}", batch * padded * ROW_COLUMNS),
+        raise ValueError(f"width must be 1 or more, got {width}")
+    for product, factors in (
+        ("batch x width", (batch, width)),
+        (f"batch x padded x {ROW_COLUMNS}", (batch, padded, ROW_COLUMNS)),
     ):
-        if size > MAX_ELEMENTS:
+        if prod(factors) > MAX_ELEMENTS:
             raise ValueError(
-                f"batch is {batch}, {what} is {size}; it may be at most {MAX_ELEMENTS} (2^31 - 1)"
+                f"{product} must be at most {MAX_ELEMENTS} (2^31 - 1), "
+                f"got {' x '.join(map(str, factors))} = {prod(factors)}"
             )
 
 
 def check_cap(cap: int, batch: int) -> None:
-    """Raise if a q mailbox of ``cap`` rows can't hold ``batch`` rows.
+    """Raise unless a q mailbox of ``cap`` rows holds ``batch`` rows.
 
     Raises:
-        TypeError: ``cap`` is no int.
+        TypeError: ``cap`` is not an int.
         ValueError: ``cap`` is less than ``batch``.
     """
     check_int("cap", cap)
     if cap < batch:
-        raise ValueError(f"cap is {cap}; it may be batch or more, and batch is {batch}")
+        raise ValueError(f"cap must be at least batch, {batch}, got {cap}")
 
 
 def check_push(push: object, heads: int, cap: int) -> None:
-    """Raise unless ``push`` is ``(owner heads, ranks, cap)`` of a mailbox for ``heads`` heads.
+    """Raise unless ``push`` is ``(owner_heads, ranks, cap)`` of a mailbox for ``heads`` heads.
 
     Raises:
-        TypeError: ``push`` is no tuple of three ints.
-        ValueError: A number is out of range, or doesn't agree with ``heads`` or ``cap``.
+        TypeError: ``push`` is not a tuple of three ints.
+        ValueError: ``ranks`` is out of range, ``owner_heads x ranks`` is not ``heads``, or the
+            mailbox's ``cap`` is not ``cap``.
     """
     if not isinstance(push, tuple) or len(push) != 3:
-        raise TypeError(f"push is {push!r}; it may be None or (owner heads, ranks, cap)")
-    for name, value in zip(("owner heads", "ranks", "cap"), push, strict=True):
+        raise TypeError(f"push must be None or (owner_heads, ranks, cap), got {push!r}")
+    for name, value in zip(("owner_heads", "ranks", "cap"), push, strict=True):
         check_int(f"push's {name}", value)
     owner_heads, ranks, rows = push
     if not 1 <= ranks <= MAX_RANKS:
-        raise ValueError(f"push's ranks is {ranks}; it may be 1 to {MAX_RANKS}")
+        raise ValueError(f"push's ranks must be from 1 to {MAX_RANKS}, got {ranks}")
     if owner_heads * ranks != heads:
         raise ValueError(
-            f"push is {push}, {owner_heads * ranks} heads in all; heads may be that, and is {heads}"
+            f"push must give owner_heads x ranks = heads, {heads}, got {owner_heads * ranks}"
         )
     if rows != cap:
-        raise ValueError(f"push's cap is {rows}; it may be the q mailbox's, which is {cap}")
+        raise ValueError(f"push's cap must be the cap of the q mailbox, {cap}, got {rows}")
 
 
 def check_schedule(schedule: object, kernel: str | None = None, mode: str | None = None) -> None:
-    """Raise unless ``schedule`` is this package's, and of a kernel that is asked for.
+    """Raise unless ``schedule`` is this package's and its kernel is one that is asked for.
 
     Args:
-        schedule: What was passed.
-        kernel: The name of the kernel that must run it; any if left out.
-        mode: The mode that its kernel must have; any if left out.
+        schedule: The argument.
+        kernel: The name of the kernel that must run the schedule; any kernel if left out.
+        mode: The mode that the schedule's kernel must have; any mode if left out.
 
     Raises:
-        TypeError: It is something else, also another package's class of the same name.
-        ValueError: Another kernel runs it, or its kernel does not have the mode.
+        TypeError: ``schedule`` is of another class, also of another package's class of this name.
+        ValueError: Another kernel runs the schedule, or its kernel does not have the mode.
     """
     if not isinstance(schedule, Schedule):
         kind = type(schedule)
         raise TypeError(
             "schedule must be a sparse_mla_kernel.Schedule, "
-            f"got a {kind.__module__}.{kind.__qualname__}"
+            f"got {kind.__module__}.{kind.__qualname__}"
         )
     if kernel is not None and schedule.kernel != kernel:
         raise ValueError(f"schedule.kernel must be {kernel!r} here, got {schedule.kernel!r}")
     if mode is not None and mode not in schedule.entry.modes:
-        able = " or ".join(repr(name) for name, k in KERNELS.items() if mode in k.modes)
+        able = one_of(repr(name) for name, entry in KERNELS.items() if mode in entry.modes)
         raise ValueError(f"schedule.kernel must be {able} in {mode} mode, got {schedule.kernel!r}")
 
 
 def check_arch(arch: object) -> None:
     """Raise a ``ValueError`` unless the kernel compiles for ``arch``."""
-    if arch not in ARCHITECTURES.values():
-        raise ValueError(f"arch is {arch!r}; it may be {', '.join(ARCHITECTURES.values())}")
+    names = list(ARCHITECTURES.values())
+    if arch not in names:
+        raise ValueError(f"arch must be {one_of(names)}, got {arch!r}")
 
 
 def check_int(name: str, value: object) -> None:
-    """Raise a ``TypeError`` unless ``value`` is an int (a bool is none)."""
+    """Raise a ``TypeError`` unless ``value`` is an int; a bool does not count as one."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it may be an int")
+        raise TypeError(f"{name} must be an int, got {value!r} ({kind_of(value)})")
 
 
 def check_scale(name: str, value: object) -> float:
     """A finite number as a float.
 
     Raises:
-        TypeError: ``value`` is no number.
-        ValueError: It is NaN, infinite, or beyond the float32 range.
+        TypeError: ``value`` is not a real number.
+        ValueError: ``value`` is NaN, infinite, or beyond the float32 range.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is a {type(value).__name__}; it may be a float")
+        raise TypeError(f"{name} must be a real number, got {kind_of(value)}")
     number = float(value)
     if not abs(number) <= _FLOAT32_MAX:
-        raise ValueError(f"{name} is {value}; it may be any finite float32")
+        raise ValueError(f"{name} must be finite as a float32, got {value}")
     return number
 
 
 def as_scale(value: object) -> float:
-    """:func:`check_scale` for a hot path: quick for a float, and the error has no name."""
+    """:func:`check_scale` for a launch: quick for a float, and its errors say ``value``."""
     if type(value) is float and -_FLOAT32_MAX <= value <= _FLOAT32_MAX:
         return value
-    return check_scale("a scale", value)
+    return check_scale("value", value)
 
 
 def as_bytes(tensor: torch.Tensor | None) -> torch.Tensor:
-    """An E4M3 tensor as its bytes.
+    """An E4M3 tensor as its bytes, a ``uint8`` tensor over the same memory.
 
     Raises:
-        TypeError: It is none, or of another dtype.
+        TypeError: ``tensor`` is None, or of another dtype.
     """
     if tensor is None:
-        raise TypeError("None; it may be a torch.Tensor")
+        raise TypeError("tensor must be a torch.Tensor, got None")
     dtype = tensor.dtype
     if dtype is torch.uint8:
         return tensor
     if dtype is torch.float8_e4m3fn:
         return tensor.view(torch.uint8)
-    raise TypeError(f"{dtype}; it may be {BYTES[0]} or {BYTES[1]}")
+    raise TypeError(f"tensor must be {one_of(BYTES)}, got {dtype}")
 
 
 def check_unseen(
@@ -164,10 +182,12 @@ def check_unseen(
     batch: int,
     device: torch.device,
 ) -> None:
-    """Raise a ``ValueError`` for what a compiled launcher doesn't see; names no argument.
+    """Raise a ``ValueError`` for what a compiled launcher does not see.
 
-    A launcher checks ranks, sizes, strides, alignment, dtypes and that all tensors are on one
-    device. It takes any length where the kernel has no static one, and an integer of either sign.
+    A launcher checks the number of dimensions, static sizes, strides, alignment and dtypes of its
+    arguments, and that all of them are on one device. It takes any length where the kernel has no
+    static one, unsigned integers for signed ones, and any device. This check is part of each
+    launch, so its error does not say which argument is wrong: :func:`check_tensor` does.
     """
     if not (
         query.device == device
@@ -176,24 +196,29 @@ def check_unseen(
         and valid.shape[0] >= batch
         and kv.shape[0] <= MAX_CACHE_ROWS
     ):
-        raise ValueError("an argument is not what the kernel was compiled for")
+        raise ValueError(
+            "query, kv, rows and valid must be what the kernel was compiled for, got others"
+        )
 
 
 def check_cache_rows(kv: torch.Tensor) -> None:
-    """Raise a ``ValueError`` if ``kv`` has more rows than an id can name."""
+    """Raise a ``ValueError`` if ``kv`` has more rows than an int32 id can name."""
     if kv.shape[0] > MAX_CACHE_ROWS:
-        raise ValueError(f"kv has {kv.shape[0]} rows; it may have up to 2^31 - 1 (ids are int32)")
+        raise ValueError(f"kv must have at most {MAX_CACHE_ROWS} rows (2^31 - 1), got {len(kv)}")
 
 
 def check_dimensions(query: object, rows: object) -> None:
-    """``query`` is a tensor of 3 dimensions, ``rows`` of 2: sizes can be taken from them."""
+    """Raise unless sizes can be read off ``query`` (3 dimensions) and ``rows`` (2 dimensions).
+
+    Raises:
+        TypeError: An argument is not a tensor.
+        ValueError: An argument has another number of dimensions.
+    """
     for name, tensor, dims in (("query", query, 3), ("rows", rows, 2)):
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; it may be a torch.Tensor")
+            raise TypeError(f"{name} must be a torch.Tensor, got {kind_of(tensor)}")
         if tensor.dim() != dims:
-            raise ValueError(
-                f"{name} has shape {list(tensor.shape)}; it may have {dims} dimensions"
-            )
+            raise ValueError(f"{name} must have {dims} dimensions, got shape {list(tensor.shape)}")
 
 
 def check_tensor(
@@ -209,34 +234,46 @@ def check_tensor(
 
     Args:
         name: The argument's name, for the error.
-        tensor: What was passed.
-        dtypes: Types that it may have.
-        shape: A size a dimension: a number, ``">= 5"``, or a name for any size.
-        device: Where it must be.
-        align_bytes: What its address must be a multiple of.
+        tensor: The argument.
+        dtypes: The dtypes that the tensor may have.
+        shape: The size of each dimension: a number, ``">= 5"`` for 5 or more, or a name such as
+            ``"N"`` for any size.
+        device: The device that the tensor must be on.
+        align_bytes: The tensor's address must be a multiple of this.
 
     Raises:
-        TypeError: No tensor, or another dtype.
-        ValueError: Another shape, device or alignment, or not contiguous.
+        TypeError: ``tensor`` is not a tensor, or has another dtype.
+        ValueError: ``tensor`` has another shape, device or alignment, or is not contiguous.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}; it may be a torch.Tensor")
+        raise TypeError(f"{name} must be a torch.Tensor, got {kind_of(tensor)}")
     if tensor.dtype not in dtypes:
-        may = " or ".join(str(dtype) for dtype in dtypes)
-        raise TypeError(f"{name} is {tensor.dtype}; it may be {may}")
+        raise TypeError(f"{name} must be {one_of(dtypes)}, got {tensor.dtype}")
     if tensor.dim() != len(shape) or not all(map(_fits, tensor.shape, shape)):
-        raise ValueError(f"{name} has shape {list(tensor.shape)}; it may be {_text(shape)}")
+        raise ValueError(f"{name} must have shape {_text(shape)}, got {list(tensor.shape)}")
     if tensor.device != device:
-        raise ValueError(f"{name} is on {tensor.device}; it may be on {device}")
+        raise ValueError(f"{name} must be on {device}, got {tensor.device}")
     if not tensor.is_contiguous():
         raise ValueError(
-            f"{name} has strides {list(tensor.stride())}; it may be contiguous, "
-            f"shape {_text(shape)}"
+            f"{name} must be contiguous with shape {_text(shape)}, "
+            f"got strides {list(tensor.stride())}"
         )
     if tensor.data_ptr() % align_bytes:
         raise ValueError(
-            f"{name} starts at {tensor.data_ptr():#x}; it may start at a multiple of {align_bytes}"
+            f"{name} must start at a multiple of {align_bytes} bytes, "
+            f"got address {tensor.data_ptr():#x}"
         )
+
+
+def one_of(choices: Iterable[object]) -> str:
+    """Choices as text: ``"a"``, ``"a or b"``, ``"a, b or c"``."""
+    *others, last = map(str, choices)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def kind_of(value: object) -> str:
+    """What an error calls the kind of ``value``: ``"None"``, or the name of its type."""
+    return "None" if value is None else type(value).__name__
 
 
 def _text(shape: tuple[int | str, ...]) -> str:
@@ -250,44 +287,53 @@ def _fits(size: int, want: int | str) -> bool:
 
 
 def architecture_of(device: torch.device) -> str:
-    """The compiler's name of a CUDA device's architecture.
+    """The compiler's name of a CUDA device's architecture, such as ``"sm_90a"``.
 
     Raises:
-        ValueError: ``device`` is no CUDA device, or of an architecture without thread block
-            clusters and bulk copies.
-        RuntimeError: There is no usable CUDA device.
+        ValueError: ``device`` is not a CUDA device, or is of an architecture that the kernel does
+            not compile for: one without thread-block clusters and bulk copies.
+        RuntimeError: PyTorch finds no CUDA device on this machine.
     """
-    if device.type != "cuda":
-        raise ValueError(f"device is {device}; it may be a CUDA device")
-    if not torch.cuda.is_available():
-        raise RuntimeError(f"device is {device}; torch finds no usable CUDA device here")
+    check_cuda(device)
     capability = torch.cuda.get_device_capability(device)
     if capability not in ARCHITECTURES:
-        may = ", ".join(f"{major}.{minor}" for major, minor in ARCHITECTURES)
+        known = one_of(f"{major}.{minor}" for major, minor in ARCHITECTURES)
         raise ValueError(
-            f"device is {device}, compute capability {capability[0]}.{capability[1]}; "
-            f"it may have {may}"
+            f"device must have compute capability {known}, "
+            f"got {device} with {capability[0]}.{capability[1]}"
         )
     return ARCHITECTURES[capability]
 
 
+def check_cuda(device: torch.device) -> None:
+    """Raise unless ``device`` is a CUDA device, on a machine that has one.
+
+    Raises:
+        ValueError: ``device`` is of another type.
+        RuntimeError: PyTorch finds no CUDA device on this machine.
+    """
+    if device.type != "cuda":
+        raise ValueError(f"device must be a CUDA device, got {device}")
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"device must be a CUDA device that PyTorch can use, got {device}, "
+            "and PyTorch finds none on this machine"
+        )
+
+
 def resolve_device(device: torch.device | str | int) -> torch.device:
-    """A device with its index: ``"cuda"`` is the current one.
+    """A device with its index: ``"cuda"`` is the current CUDA device, and 1 is ``"cuda:1"``.
 
     Raises:
         TypeError: ``device`` is of another type.
-        ValueError: It names no device.
+        ValueError: ``device`` is a text that names no device.
     """
     if not isinstance(device, (torch.device, str, int)) or isinstance(device, bool):
-        raise TypeError(
-            f"device is a {type(device).__name__}; it may be a torch.device, str or int"
-        )
+        raise TypeError(f"device must be a torch.device, str or int, got {kind_of(device)}")
     try:
         resolved = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     except RuntimeError:
-        raise ValueError(
-            f"device is {device!r}; it may be a CUDA device, such as 'cuda:0'"
-        ) from None
+        raise ValueError(f"device must be a device such as 'cuda:0', got {device!r}") from None
     if resolved.type == "cuda" and resolved.index is None and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return resolved

@@ -242,8 +242,8 @@ def test_figures_count_what_was_compared(good):
 @pytest.mark.parametrize(
     ("found", "status", "figures"),
     [
-        (TOLD, c.Status.PASS, "p-rz: 7 of 100 elements tell it apart"),
-        (TrialOf(4, 4, 4, 0), c.Status.UNDECIDED, "nowhere"),
+        (TOLD, c.Status.PASS, "7 of 100 elements reject p-rz"),
+        (TrialOf(4, 4, 4, 0), c.Status.UNDECIDED, "no element of these cases rejects p-rz"),
         (TrialOf(4, 0, 4, 7), c.Status.FAIL, "p-rz"),
         (TrialOf(4, 1, 4, 7), c.Status.FAIL, "p-rz"),
         (TrialOf(4, 1, 3, 7), c.Status.UNDECIDED, "3 of 4 tiles"),
@@ -272,3 +272,14 @@ def test_a_check_that_compared_too_little_decides_nothing(good, name):
     assert f"{c.COMPARED[name]:,} have to be compared" in found.figures
     wrong = replace(short, differing=1)
     assert failing(replace(good, checks=good.checks | {name: wrong})) == {name}
+
+
+def test_a_check_on_a_gpu_decides_if_it_compared_all_of_these_outputs():
+    batch, checkpoint = 1_050_624, 246_240  # 64 rows x 32 heads, 5 rows x 96 heads, x 513
+    assert dict(c.COMPARED) == {
+        "batch-independence": batch,
+        "graph-replay": 100 * batch + 100 * checkpoint,
+        "runs-agree": 99 * batch,
+        "far-rows": checkpoint,
+        "dependent-launches": 100 * checkpoint,
+    }

@@ -151,7 +151,7 @@ def test_a_recording_without_a_cases_arrays_ends_with_2(offline, tmp_path, synth
     assert main(["--recording", str(path), "--report", str(tmp_path)]) == 2
     said = " ".join(capsys.readouterr().out.split())
     assert "path must be a recording, got" in said
-    assert "the recording is not whole" in said
+    assert "the recording must be whole" in said
     assert "/lse is none" in said
 
 

@@ -17,6 +17,6 @@ def test_explain_says_what_would_refute_a_claim(capsys):
     assert "truncates P  [p-rz; on normal/checkpoint" in printed
     assert main(["explain", "all-written"]) == 0
     assert main(["explain", claims.UNREAD]) == 0
-    assert "no decode faults, and a kernel does that" in capsys.readouterr().out
+    assert "no decode faults, but a kernel does fault that" in capsys.readouterr().out
     assert main(["explain", "nothing"]) == 2
     assert "claim must be one of latent-bits, " in capsys.readouterr().err

@@ -42,6 +42,7 @@ CLOCKS = 9000  # from launch to launch
 
 # Compiles one of the copy's kernels as a run does: hash, whether it spills, clock reads.
 COMPILE = """
+import re
 import sys
 import sparse_mla_kernel
 from sparse_mla_verify.bench.stages import signatures
@@ -55,7 +56,9 @@ made = sparse_mla_kernel.cross_compile(
 )
 sass = made.sass()
 spills = sass.count("STL") + sass.count("LDL") + made.ptx.count(".local")
-print(made.code_sha256, spills, sass.count("SR_CLOCKLO"))
+clock = r"setp[.](neu[.]f32|ne[.]s32) p, .*@p mov[.]u32 \\S+, %clock;"
+waits = len(re.findall(clock, made.ptx))
+print(made.code_sha256, spills, sass.count("SR_CLOCKLO"), waits)
 """
 
 
@@ -120,15 +123,15 @@ def test_a_line_that_is_not_there_once_is_refused():
     mark = stamps.Mark("f.py", "f", "qk", "g()")
     source = "def f():\n    g()\n\n\ndef h():\n    g()\n"
     assert stamps.marked(source, [mark]).split("\n")[1:3] == ["    lap(rT, 7)", "    g()"]
-    with pytest.raises(ValueError, match="has 0 of the line"):
+    with pytest.raises(ValueError, match="line to patch once, got 0"):
         stamps.marked(source, [replace(mark, line="x()")])
-    with pytest.raises(ValueError, match="has 2 of the line"):
+    with pytest.raises(ValueError, match="line to patch once, got 2"):
         stamps.marked(source.replace("    g()", "    g()\n    g()"), [mark])
-    with pytest.raises(ValueError, match="has 0 of the line"):
+    with pytest.raises(ValueError, match="line to patch once, got 0"):
         stamps.marked(source, [replace(mark, function="k")])
 
 
-def test_a_value_is_waited_for():
+def test_a_mark_with_a_value_hands_the_value_to_the_lap():
     assert stamps.Mark("f.py", "f", "ids", "g()", "row_id").statement == "lap(rT, 3, row_id)"
 
 
@@ -150,9 +153,12 @@ def test_the_stamped_copy_compiles_without_spills_to_what_was_recorded(copy, nam
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    sha256, spills, reads = done.stdout.split()
+    sha256, spills, reads, waits = done.stdout.split()
     assert int(spills) == 0
     assert int(reads) >= 15
+    folder = "kernels/base/" if name == BASE else "kernels/low_latency/"
+    waited = [mark for mark in stamps.MARKS if mark.value and mark.file.startswith(folder)]
+    assert int(waits) >= len(waited) > 0
     about, _ = stages.load(stages.shipped())
     if about["versions"]["dsl"] != dsl_version():
         pytest.skip("another version of the DSL compiles to other code")
@@ -192,9 +198,10 @@ def test_stamps_are_read_where_the_copy_writes_them(split, cta_heads):
         assert (found[launch, k, w] == clocks(launch, row, tile, cta, (1, 5)[w])).all()
 
 
-def test_outputs_without_stamps_are_refused():
-    latent = np.full((1, 1, 16, 512), 0xBF80, np.uint16)  # -1.0
-    with pytest.raises(ValueError, match="hold no stamps"):
+@pytest.mark.parametrize("bits", [0xBF80, 0x3F80, 0x0080, 0x0000])  # -1, 1, 2^-126, 0
+def test_outputs_without_stamps_are_refused(bits):
+    latent = np.full((1, 1, 16, 512), bits, np.uint16)
+    with pytest.raises(ValueError, match="must be stamps"):
         stages.laps(stages.stamped_words(latent, 4, 16, (0, 1)))
 
 

@@ -37,7 +37,7 @@ def test_the_claim_holds_where_decodes_do_not_fault_and_reads_do(source):
     found = verdict(recording(), source)
     assert found.status is claims.Status.PASS
     assert found.figures == (
-        "0 of 6 runs fault, 0 of 1,723,680 elements differ; given the row, 5 of 5 fault"
+        "0 of 6 decodes fault; 0 of 1,723,680 elements differ; 5 of 5 reads of unmapped rows fault"
     )
     assert guarded_recordings.holds(recording())
 

@@ -147,7 +147,4 @@ def test_a_fault_in_the_sass_is_found(text, check, pattern, replacement, once):
 
 def test_an_empty_kernel_passes_no_check():
     found = check_structure(Text("", ""))
-    assert {name for name, finding in found.items() if finding.ok} <= {
-        "rounds-to-nearest",
-        "keeps-registers",
-    }
+    assert not [name for name, finding in found.items() if finding.ok]

@@ -58,5 +58,5 @@ def test_todays_source_compiles_to_the_cubins_that_two_gpus_ran():
 
 def test_a_cubins_name_gives_its_sizes():
     assert sizes_of(key_of("decode", 5, 48, 2, 16)) == (5, 48, 2, 16)
-    with pytest.raises(ValueError, match="no kernel's name"):
+    with pytest.raises(ValueError, match="key must be a kernel's name"):
         sizes_of("decode-b5-o48")

@@ -35,6 +35,16 @@ def test_one_differing_element_is_found_where_it_is(expected, actual):
     assert "[1, 2]: expected 0x" in str(found)
 
 
+def test_a_comparison_shows_its_first_three_differences_in_full():
+    actual = np.array([1, 1, 0, 1, 1], ml_dtypes.bfloat16)
+    found = compare_bits("x", actual, np.zeros(5, ml_dtypes.bfloat16))
+    assert str(found) == "x: 4 of 5 elements differ" + "".join(
+        f"\n  [{k}]: expected 0x0000 (0), got 0x3F80 (1)" for k in (0, 1, 3)
+    )
+    one = compare_bits("x", floats(2), floats(1))
+    assert str(one.first[0]) == "[0]: expected 0x3F800000 (1), got 0x40000000 (2)"
+
+
 def test_nan_payloads_differ():
     a, b = (np.array([p], np.uint32).view(np.float32) for p in (0x7FFFFFFF, 0x7FC00000))
     assert compare_bits("nan", a, b).differing == 1
@@ -56,7 +66,11 @@ def test_nothing_compared_is_not_the_same():
 
 
 def test_shapes_and_widths_must_agree():
-    with pytest.raises(ValueError, match="must be the same"):
+    with pytest.raises(
+        ValueError, match=r"must be \(3, 1\) elements of 4 bytes, .*, got \(3,\) of 4"
+    ):
         compare_bits("x", np.zeros(3, np.float32), np.zeros((3, 1), np.float32))
-    with pytest.raises(ValueError, match="must be the same"):
+    with pytest.raises(
+        ValueError, match=r"must be \(3,\) elements of 2 bytes, .*, got \(3,\) of 4"
+    ):
         compare_bits("x", np.zeros(3, np.float32), np.zeros(3, np.uint16))

@@ -27,6 +27,15 @@ def test_a_nan_bound_excuses_no_nan_result():
 def test_checks_add_up():
     a = BoundCheck(4, 1, 0, 0.5, ("a",))
     assert a + BoundCheck(2, 0, 1, 0.7) == BoundCheck(6, 1, 1, 0.7, ("a",))
+    b = BoundCheck(1, 1, 2, 0.1, ("b", "c", "d"))
+    assert b + b == BoundCheck(2, 2, 4, 0.1, ("b", "c", "d"))
+    assert BoundCheck() == BoundCheck(0, 0, 0, 0.0, ())
+
+
+def test_the_first_three_elements_outside_are_said():
+    check = within("x", np.arange(5.0), np.zeros(5), np.full(5, 0.5))
+    assert check.outside == 4
+    assert check.first == tuple(f"x[{k}]: {k}, exact 0, bound 0.5" for k in (1, 2, 3))
 
 
 def test_the_reference_keeps_the_bounds_and_a_larger_error_does_not(few):

@@ -36,15 +36,7 @@ def test_given_results_are_what_is_measured(few):
 def test_the_cases_tell_schedules_apart(cases, other):
     """On bytes of all exponents: sums of unit normal products are exact in any order."""
     case = cases["uniform-bytes/checkpoint"].row(0)
-    latent, lse = decode(
-        case.query[: case.batch, : case.heads],
-        case.kv,
-        case.rows,
-        case.valid,
-        scale_log2=case.scale_log2,
-        out_scale=case.out_scale,
-        schedule=replace(BASE, **other),
-    )
+    latent, lse = decode(**case.arguments, schedule=replace(BASE, **other))
     ours, ours_lse = predict(case)
     differing = compare_bits("latent", latent, ours).differing
     assert differing + compare_bits("lse", lse, ours_lse).differing > 0

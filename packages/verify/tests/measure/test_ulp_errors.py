@@ -62,12 +62,18 @@ def test_errors_add_up():
     both = ulp_errors(bf16(1, 2, np.nan), np.array([1.5, 2, np.nan]))
     assert a + b == both
     assert a + UlpErrors() == a
+    nan = ulp_errors(bf16(np.nan, np.nan), np.array([1.0, np.nan]))
+    assert ((nan + nan).unordered, (nan + nan).matched) == (2, 2)
 
 
 def test_shapes_must_agree():
-    with pytest.raises(ValueError, match="must be the same"):
+    with pytest.raises(ValueError, match=r"bits must be of exact's shape \(3,\), got \(2,\)"):
         ulp_errors(bf16(1, 2), np.zeros(3))
 
 
 def test_every_bin_has_a_label():
-    assert len(bin_labels()) == len(EDGES)
+    assert (0.5, 1, 2, 4, 8, 16, 32, 64, float("inf")) == EDGES
+    assert bin_labels() == (
+        *("<= 0.5", "<= 1", "<= 2", "<= 4", "<= 8", "<= 16", "<= 32", "<= 64"),
+        "> 64",
+    )

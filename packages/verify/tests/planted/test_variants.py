@@ -57,7 +57,7 @@ def test_every_variant_compiles_to_other_code(tmp_path):
 
 
 def test_a_line_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="has 0 of the line"):
+    with pytest.raises(ValueError, match="line to patch once, got 0"):
         patched(replace(VARIANTS[0], old="no such line"), tmp_path)
 
 

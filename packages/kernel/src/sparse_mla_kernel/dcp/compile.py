@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sparse_mla_kernel.checks import check_arch, check_schedule
+from sparse_mla_kernel.checks import check_arch, check_schedule, kind_of
 from sparse_mla_kernel.host.artifact import Artifact
 from sparse_mla_kernel.host.compile import artifact_of, obtain
 from sparse_mla_kernel.mailbox.layout import MailboxLayout
@@ -28,12 +28,13 @@ class CompiledStep:
         batch: Decode rows.
         width: Row ids that a row's list holds.
         box: The mailbox's layout.
-        device: Where they are loaded.
-        artifacts: By name: ``"query_exchange"``, ``"push_decode"``, ``"owner_merge"``.
+        device: The CUDA device that the kernels are loaded on.
+        artifacts: What the compiler made of each kernel, by the kernel's name:
+            ``"query_exchange"``, ``"push_decode"``, ``"owner_merge"``.
         query_exchange: Launches the query exchange.
         push_decode: Launches the decode with push.
         owner_merge: Launches the owner merge.
-        step: Launches all three in one call.
+        step: Launches all three kernels in one call.
     """
 
     batch: int
@@ -51,22 +52,21 @@ class CompiledStep:
 def compile_step(
     batch: int, width: int, box: MailboxLayout, device: torch.device, schedule: Schedule = BASE
 ) -> CompiledStep:
-    """Compile and load a step's kernels, or read them from disk, once a process and device.
+    """Compile and load a step's kernels, or read them from disk: once a process, device and shape.
 
     Args:
         batch: Decode rows, at most ``box.cap``.
         width: Row ids that a row's list holds.
         box: The mailbox's layout.
         device: A CUDA device.
-        schedule: Order of rounding.
+        schedule: The order of rounding.
 
     Raises:
+        TypeError: An argument is of another type.
         ValueError: An argument is out of range, or the device can't run the kernels.
-        RuntimeError: There is no usable CUDA device.
+        RuntimeError: PyTorch finds no CUDA device on this machine.
     """
-    if not isinstance(box, MailboxLayout):
-        raise TypeError(f"box is a {type(box).__name__}; it may be a MailboxLayout")
-    check_schedule(schedule, mode=PUSH)
+    _check(box, schedule)
 
     def entry(name: str) -> Entry:
         from sparse_mla_kernel.dcp.build import step_entries
@@ -98,19 +98,21 @@ def cross_compile_step(
     """Compile a step's kernels for an architecture, on a machine with or without a GPU.
 
     Args:
-        batch: As :func:`compile_step`, with the other sizes.
-        width: See there.
-        box: See there.
-        arch: As :func:`cross_compile`.
-        schedule: Order of rounding.
+        batch: Decode rows, at most ``box.cap``.
+        width: Row ids that a row's list holds.
+        box: The mailbox's layout.
+        arch: ``"sm_90a"``, ``"sm_100a"``, ``"sm_103a"`` or ``"sm_120a"``.
+        schedule: The order of rounding.
 
     Returns:
-        By name: ``"query_exchange"``, ``"push_decode"``, ``"owner_merge"``.
+        What the compiler made of each kernel, by the kernel's name: ``"query_exchange"``,
+        ``"push_decode"``, ``"owner_merge"``.
 
     Raises:
         TypeError: An argument is of another type.
         ValueError: An argument is out of range.
     """
+    _check(box, schedule)
     check_arch(arch)
     from sparse_mla_kernel.dcp.build import step_entries
     from sparse_mla_kernel.host.build import compile_entry
@@ -121,3 +123,10 @@ def cross_compile_step(
         for name, entry in entries.items()
         if name != "step"
     }
+
+
+def _check(box: MailboxLayout, schedule: Schedule) -> None:
+    """Raise unless a step can be compiled for this mailbox and schedule."""
+    if not isinstance(box, MailboxLayout):
+        raise TypeError(f"box must be a MailboxLayout, got {kind_of(box)}")
+    check_schedule(schedule, mode=PUSH)

@@ -1,8 +1,9 @@
-"""One decode step under decode context parallelism, on torch tensors: no collective in it.
+"""One decode step under decode context parallelism, on PyTorch tensors, without a collective.
 
-A step is three kernels on the current stream: the query exchange, the decode with push, the owner
-merge. ``dcp_decode`` allocates and launches them; ``run_dcp`` writes into tensors that are there.
-The three can be launched apart, which ranks that share a GPU need.
+A step is three kernels on the current stream: the query exchange, the decode with push, and the
+owner merge. :func:`dcp_decode` allocates the results and launches the step; :func:`run_dcp`
+launches it into tensors that the caller has. Ranks that share a GPU need :func:`query_exchange`,
+:func:`push_decode` and :func:`owner_merge`, which launch one kernel each.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sparse_mla_kernel.checks import (
     check_scale,
     check_tensor,
     check_unseen,
+    kind_of,
 )
 from sparse_mla_kernel.dcp.compile import CompiledStep, compile_step
 from sparse_mla_kernel.mailbox.memory import DcpMailbox
@@ -35,17 +37,18 @@ def compile_dcp(
         mailbox: This rank's mailbox.
         batch: Decode rows, at most the mailbox's ``cap``; the same on every rank.
         width: Row ids that a row's list holds.
-        schedule: Order of rounding.
+        schedule: The order of rounding.
 
     Raises:
         TypeError: An argument is of another type.
         ValueError: An argument is out of range, or the device can't run the kernels.
+        RuntimeError: PyTorch finds no CUDA device on this machine.
     """
     _check_mailbox(mailbox)
-    check_int("batch", batch)
-    check_int("width", width)
-    if batch < 1 or width < 1:
-        raise ValueError(f"batch is {batch} and width {width}; they may be 1 or more")
+    for name, value in (("batch", batch), ("width", width)):
+        check_int(name, value)
+        if value < 1:
+            raise ValueError(f"{name} must be 1 or more, got {value}")
     check_cap(mailbox.box.cap, batch)
     return compile_step(batch, width, mailbox.box, mailbox.device, schedule)
 
@@ -61,7 +64,7 @@ def query_exchange(kernels: CompiledStep, mailbox: DcpMailbox, query: torch.Tens
     Raises:
         TypeError: An argument is of another type or dtype.
         ValueError: An argument has another shape, stride, alignment or device.
-        PeerTimeoutError: An earlier step lost a rank.
+        PeerTimeoutError: A kernel of an earlier step waited for another rank in vain.
     """
     _check_step(kernels, mailbox)
     _check_query(kernels, query)
@@ -77,21 +80,21 @@ def push_decode(
     scale_log2: float,
     out_scale: float,
 ) -> None:
-    """Wait for all ranks' queries, attend to this rank's keys, push to the heads' owners.
+    """Wait for all ranks' queries, attend to this rank's keys, send each head's row to its owner.
 
     Args:
         kernels: From :func:`compile_dcp`.
         mailbox: This rank's mailbox.
         kv: ``[N, 576]`` E4M3 cache rows of this rank.
         rows: ``[>= batch, width]`` int32: each row's ids of cache rows, compacted to the front.
-        valid: ``[>= batch]`` int32: how many of them count.
+        valid: ``[>= batch]`` int32: how many of a row's ids count; clamped to ``[0, width]``.
         scale_log2: Softmax scale x tensor scales x log2(e).
         out_scale: The V scale.
 
     Raises:
         TypeError: An argument is of another type or dtype.
         ValueError: An argument has another shape, stride, alignment, device or range.
-        PeerTimeoutError: An earlier step lost a rank.
+        PeerTimeoutError: A kernel of an earlier step waited for another rank in vain.
     """
     _check_step(kernels, mailbox)
     _check_keys(kernels, kv, rows, valid)
@@ -102,7 +105,7 @@ def push_decode(
 def owner_merge(
     kernels: CompiledStep, mailbox: DcpMailbox, latent: torch.Tensor, lse: torch.Tensor
 ) -> None:
-    """Wait for all ranks' partials of this rank's heads and merge them. Ends the step.
+    """Wait for all ranks' partials of this rank's heads and merge them, which ends the step.
 
     Args:
         kernels: From :func:`compile_dcp`.
@@ -113,7 +116,7 @@ def owner_merge(
     Raises:
         TypeError: An argument is of another type or dtype.
         ValueError: An argument has another shape, stride, alignment or device.
-        PeerTimeoutError: An earlier step lost a rank.
+        PeerTimeoutError: A kernel of an earlier step waited for another rank in vain.
     """
     _check_step(kernels, mailbox)
     _check_outputs(kernels, latent, lse)
@@ -132,30 +135,32 @@ def run_dcp(
     scale_log2: float,
     out_scale: float,
 ) -> None:
-    """One step, launched by one call on torch's current stream.
+    """Launch one whole step on the current PyTorch stream.
 
-    Every rank of the group calls it, with its own heads and its own keys. May be captured in a
-    CUDA graph (compile first): the parity of the mailbox lies on the device.
+    Every rank of the group calls this function, with its own heads and its own keys. A CUDA graph
+    can capture the call, because the mailbox's parity lies on the device; :func:`compile_dcp` has
+    to be called before the capture.
 
     Args:
         kernels: From :func:`compile_dcp`.
         mailbox: This rank's mailbox.
-        query: As :func:`query_exchange`.
-        kv: As :func:`push_decode`.
-        rows: See there.
-        valid: See there.
-        latent: As :func:`owner_merge`.
-        lse: See there.
-        scale_log2: As :func:`push_decode`.
-        out_scale: See there.
+        query: ``[batch, owner_heads, 576]`` E4M3 (``uint8`` or ``float8_e4m3fn``), 16-byte aligned.
+        kv: ``[N, 576]`` E4M3 cache rows of this rank.
+        rows: ``[>= batch, width]`` int32: each row's ids of cache rows, compacted to the front.
+        valid: ``[>= batch]`` int32: how many of a row's ids count; clamped to ``[0, width]``.
+        latent: ``[batch, owner_heads, 512]`` bfloat16, out.
+        lse: ``[batch, owner_heads]`` float32, out, natural log; ``-inf`` where no rank has a key.
+        scale_log2: Softmax scale x tensor scales x log2(e).
+        out_scale: The V scale.
 
     Raises:
         TypeError: An argument is of another type or dtype.
         ValueError: An argument has another shape, stride, alignment, device or range.
-        PeerTimeoutError: An earlier step lost a rank.
+        PeerTimeoutError: A kernel of an earlier step waited for another rank in vain.
     """
     _check_step(kernels, mailbox)
-    # The launcher checks most itself. Whatever it or the rest finds, the checks below name.
+    # Fast path: the launcher makes most checks, check_unseen the others, and neither names the
+    # wrong argument. After any error the checks below are made, which do name it.
     try:
         query_bytes, kv_bytes = as_bytes(query), as_bytes(kv)
         scales = as_scale(scale_log2), as_scale(out_scale)
@@ -184,9 +189,10 @@ def dcp_decode(
     scale_log2: float,
     out_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sparse MLA decode of this rank's heads over the keys of all ranks: compile, allocate, run.
+    """Sparse MLA decode of this rank's heads over the keys of all ranks.
 
-    Every rank of the group calls it with a batch of the same size.
+    Compiles the step if need be, allocates the results and runs the step. Every rank of the group
+    calls this function with a batch of the same size.
 
     Args:
         mailbox: This rank's mailbox.
@@ -201,14 +207,16 @@ def dcp_decode(
 
     Returns:
         ``(latent, lse)``: ``[batch, owner_heads, 512]`` bfloat16, and ``[batch, owner_heads]``
-        float32, natural log. A head for which no rank has a key is 0 and ``-inf``. A rank whose
-        row is not finite counts as one without keys, and in ``mailbox.dropped()``.
+        float32, natural log. A head for which no rank has a key has 0 and ``-inf``. A rank's row
+        that is not finite is left out of the merge and counted in ``mailbox.dropped()``.
 
     Raises:
         TypeError: An argument is of another type or dtype.
         ValueError: An argument has another shape, stride, alignment, device or range.
-        PeerTimeoutError: An earlier step lost a rank. A step that loses one itself returns NaN;
-            ``mailbox.check()`` says so once it has run.
+        RuntimeError: PyTorch finds no CUDA device on this machine.
+        PeerTimeoutError: A kernel of an earlier step waited for another rank in vain. If that
+            happens in this step, the step gives NaN, and ``mailbox.check()`` raises the error once
+            the step has run.
     """
     _check_mailbox(mailbox)
     check_dimensions(query, rows)
@@ -222,20 +230,18 @@ def dcp_decode(
 
 def _check_mailbox(mailbox: DcpMailbox) -> None:
     if not isinstance(mailbox, DcpMailbox):
-        raise TypeError(f"mailbox is a {type(mailbox).__name__}; it may be a DcpMailbox")
+        raise TypeError(f"mailbox must be a DcpMailbox, got {kind_of(mailbox)}")
 
 
 def _check_step(kernels: CompiledStep, mailbox: DcpMailbox) -> None:
-    """The kernels are of this mailbox, and no earlier step lost a rank."""
+    """Raise unless the kernels were compiled for this mailbox and no earlier step lost a rank."""
     if not isinstance(kernels, CompiledStep):
-        raise TypeError(
-            f"kernels is a {type(kernels).__name__}; it may be what compile_dcp returned"
-        )
+        raise TypeError(f"kernels must be what compile_dcp returned, got {kind_of(kernels)}")
     _check_mailbox(mailbox)
     if mailbox.box != kernels.box or mailbox.device != kernels.device:
         raise ValueError(
-            f"mailbox is {mailbox.box} on {mailbox.device}; it may be what the kernels were "
-            f"compiled for, {kernels.box} on {kernels.device}"
+            "mailbox must be as the kernels were compiled for, "
+            f"{kernels.box} on {kernels.device}, got {mailbox.box} on {mailbox.device}"
         )
     mailbox.check()
 
@@ -248,8 +254,8 @@ def _check_query(k: CompiledStep, query: torch.Tensor) -> None:
 def _check_keys(k: CompiledStep, kv: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor) -> None:
     for name, tensor, dtypes, shape, align in (
         ("kv", kv, BYTES, ("N", ROW_COLUMNS), 16),
-        ("rows", rows, (torch.int32,), (f">={k.batch}", k.width), 4),
-        ("valid", valid, (torch.int32,), (f">={k.batch}",), 4),
+        ("rows", rows, (torch.int32,), (f">= {k.batch}", k.width), 4),
+        ("valid", valid, (torch.int32,), (f">= {k.batch}",), 4),
     ):
         check_tensor(name, tensor, dtypes=dtypes, shape=shape, device=k.device, align_bytes=align)
     check_cache_rows(kv)

@@ -1,4 +1,4 @@
-"""What the compiler made of a kernel, and how its machine code is read and named."""
+"""What the compiler made of a kernel: PTX and machine code, its disassembly and its hash."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Artifact:
-    """What the compiler made of the kernel.
+    """What the compiler made of a kernel.
 
     Args:
         arch: Architecture, such as ``"sm_90a"``.
         ptx: The PTX.
-        cubin: The machine code, an ELF file. It depends on the kernel's source, the DSL's version
-            and the static sizes alone: neither on the machine nor on the Python version.
+        cubin: The machine code, an ELF file. It depends only on the kernel's source, the DSL's
+            version and the static sizes, not on the machine or the Python version.
     """
 
     arch: str
@@ -37,7 +37,7 @@ class Artifact:
 
         Raises:
             FileNotFoundError: ``nvdisasm`` is neither on the PATH nor installed as a package.
-            RuntimeError: It could not read the cubin.
+            RuntimeError: ``nvdisasm`` could not read the cubin.
         """
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(self.cubin)
@@ -50,21 +50,21 @@ class Artifact:
         return done.stdout
 
 
-#: Sections of a cubin that hold names, notes of the tools and unwinding, but nothing that runs.
+#: Sections of a cubin that hold no code: names, notes of the tools, and debug information.
 _NOT_CODE = (".strtab", ".shstrtab", ".symtab", ".note", ".debug", ".rel.debug", ".rela.debug")
 
 
 def code_sha256(cubin: bytes) -> str:
-    """SHA-256, in hex, of what a GPU runs of a cubin: instructions, constants and launch facts.
+    """SHA-256, in hex, of what a GPU uses of a cubin: code, constants and launch attributes.
 
-    The names of symbols are left out. The DSL makes them of a kernel's class, its folder and the
-    static sizes, and a kernel that moves to another file stays the same kernel.
+    The names of symbols are left out, because the DSL makes them of the kernel's class, its folder
+    and the static sizes: a kernel that moves to another file keeps its hash.
 
     Args:
-        cubin: An ELF file with one kernel or more.
+        cubin: An ELF file that holds one kernel or more.
 
     Raises:
-        ValueError: ``cubin`` is no ELF file.
+        ValueError: ``cubin`` is not an ELF file.
         ModuleNotFoundError: pyelftools is not installed (the extra ``inspect``).
     """
     from elftools.common.exceptions import ELFError
@@ -98,10 +98,13 @@ def code_sha256(cubin: bytes) -> str:
 def _nvdisasm() -> str:
     found = shutil.which("nvdisasm")
     if found is None:
-        # The package nvidia-cuda-nvdisasm puts it beside the DSL, into nvidia/cu13/bin.
+        # The package nvidia-cuda-nvdisasm installs it into the folder nvidia/cu13/bin.
         for root in map(Path, sys.path):
             candidate = root / "nvidia" / "cu13" / "bin" / "nvdisasm"
             if candidate.is_file():
                 return str(candidate)
-        raise FileNotFoundError("nvdisasm: install the CUDA toolkit or nvidia-cuda-nvdisasm")
+        raise FileNotFoundError(
+            "nvdisasm must be on the PATH or installed as the package nvidia-cuda-nvdisasm, "
+            "got neither"
+        )
     return found

@@ -1,6 +1,7 @@
-"""What is compiled, and compiling it: the part of :mod:`compile` that needs the DSL.
+"""What the DSL compiles, and the call that compiles it.
 
-Importing the DSL takes seconds. A process that finds its kernels in the cache does without.
+This module imports the DSL, which takes seconds. :mod:`sparse_mla_kernel.host.compile` imports this
+module only when it has to compile: a process that finds its kernels in the cache never does.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from cutlass.runtime import make_fake_stream
 
 from sparse_mla_kernel.checks import check_schedule
 from sparse_mla_kernel.host import cache
+from sparse_mla_kernel.host.sizes import Push
 from sparse_mla_kernel.kernels.base.decode import SparseDcpDecode
 from sparse_mla_kernel.kernels.launch import DecodeKernel
 from sparse_mla_kernel.mailbox.device import DeviceMailbox
 from sparse_mla_kernel.registry import LATENT, PUSH
 from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, Schedule
-
-Push = tuple[int, int, int]
 
 
 def decode_kernel(
@@ -33,8 +33,16 @@ def decode_kernel(
 ) -> DecodeKernel:
     """The kernel that runs a schedule.
 
+    Args:
+        batch: Decode rows.
+        heads: Query heads that are used.
+        padded: Query heads that a row of the query has.
+        width: Row ids that a row's list holds.
+        push: ``(owner_heads, ranks, cap)`` for push mode; None for latent mode.
+        schedule: The order of rounding.
+
     Raises:
-        TypeError: A size is no int.
+        TypeError: An argument is of another type.
         ValueError: A size is out of range, or the schedule's kernel has no push mode.
     """
     check_schedule(schedule, mode=LATENT if push is None else PUSH)
@@ -45,11 +53,12 @@ def decode_kernel(
     return kernel
 
 
+#: A jitted function, and the types that it is called with.
 Entry = tuple[Callable[..., None], tuple[object, ...]]
 
 
 def compile_entry(function: Callable[..., None], arguments: tuple[object, ...], arch: str) -> Any:
-    """What the DSL makes of an entry: with ``__ptx__``, ``__cubin__``, and without a GPU too."""
+    """Compile an entry; needs no GPU. The result has its code in ``__ptx__`` and ``__cubin__``."""
     with tempfile.TemporaryDirectory() as folder:
         options = (GPUArch(arch), KeepPTX(), KeepCUBIN(), DumpDir(folder), EnableTVMFFI())
         return cute.compile[options](function, *arguments)
@@ -57,7 +66,7 @@ def compile_entry(function: Callable[..., None], arguments: tuple[object, ...], 
 
 def launcher(compiled: Any) -> Callable[..., None]:
     """The TVM-FFI function itself, without the DSL's wrapper for keyword arguments."""
-    own = isinstance(compiled, tvm_ffi.Function)  # an entry without keywords has no wrapper
+    own = isinstance(compiled, tvm_ffi.Function)  # the DSL wraps only entries that take keywords
     function: Callable[..., None] = compiled if own else compiled.__tvm_ffi_object__()
     return function
 
@@ -71,9 +80,14 @@ def object_file(compiled: Any) -> bytes:
 
 
 def decode_entry(kernel: DecodeKernel, cap: int) -> Entry:
-    """What is compiled of the decode, and the types that it is called with.
+    """A decode kernel's jitted function, and the types that it is called with.
 
-    Static sizes, but for N and the lists' lengths.
+    All sizes are static, but for the number of cache rows and the lengths of ``rows`` and
+    ``valid``.
+
+    Args:
+        kernel: The kernel.
+        cap: Rows of the q mailbox.
     """
     batch, padded, width = kernel.batch, kernel.padded, kernel.width
     kv, rows, valid = key_tensors(width)
@@ -88,7 +102,7 @@ def decode_entry(kernel: DecodeKernel, cap: int) -> Entry:
 
 
 def key_tensors(width: int) -> tuple[object, object, object]:
-    """The cache, the row lists and the counts as types."""
+    """The types of the cache rows, the row lists and the counts."""
     return (
         fake(Uint8, cute.sym_int64(), ROW_COLUMNS, align=16),
         fake(Int32, cute.sym_int64(), width, align=4),
@@ -97,13 +111,13 @@ def key_tensors(width: int) -> tuple[object, object, object]:
 
 
 def fake_mailbox() -> DeviceMailbox:
-    """A mailbox as a type."""
+    """The type of a mailbox."""
     zero = Int64(0)
     return DeviceMailbox(zero, zero, zero, zero, zero, Int32(0))
 
 
 def fake(dtype: type, *shape: object, align: int) -> object:
-    """A contiguous tensor as a type: sizes that are ints are static."""
+    """The type of a contiguous tensor; a size that is an int is static."""
     strides: list[int] = [1]
     for size in reversed(shape[1:]):
         assert isinstance(size, int)

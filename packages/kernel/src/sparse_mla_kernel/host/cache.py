@@ -1,12 +1,14 @@
 """Compiled kernels on disk, so that a process need not compile what an earlier one did.
 
 An entry is a folder named by the SHA-256 of everything that the machine code and the host code
-depend on (:func:`describe`). It holds the launcher as a TVM-FFI library, the PTX, the cubin, and a
-manifest with the SHA-256 of each. Entries appear whole or not at all: they are written beside
-their place and renamed into it. An entry that isn't what its manifest says is thrown away.
+depend on (:func:`describe`). The folder holds the launcher as a TVM-FFI library, the PTX, the
+cubin, and a manifest with the SHA-256 of each. An entry appears whole or not at all: it is written
+beside its place and then renamed into it. An entry whose files are not what its manifest says is
+removed.
 
-Loading one needs TVM-FFI and the DSL's runtime library, not the DSL's compiler, whose import takes
-seconds; without a linker on the machine that wrote it, it needs that too.
+To load an entry takes TVM-FFI and the DSL's runtime library. An entry that was written on a machine
+without a linker holds an object file instead of a library, and to load that takes the DSL too,
+whose import lasts seconds.
 """
 
 from __future__ import annotations
@@ -49,12 +51,12 @@ _LINKERS = ("ld", "ld.lld", "cc", "gcc", "clang")
 
 
 class Cached(NamedTuple):
-    """A kernel out of the cache.
+    """A kernel that was read from the cache.
 
     Args:
-        launch: Launches it: a TVM-FFI function.
+        launch: Launches the kernel: a TVM-FFI function.
         ptx: The PTX.
-        cubin: The machine code; ``launch`` holds these bytes and no others.
+        cubin: The machine code, which is the one that ``launch`` holds.
     """
 
     launch: Callable[..., None]
@@ -63,22 +65,23 @@ class Cached(NamedTuple):
 
 
 def folder() -> Path | None:
-    """Where entries lie, or None if the cache is off.
+    """The folder that entries lie in, or None if the cache is off or there is no home folder.
 
     ``$SPARSE_MLA_CACHE_DIR``, else ``$XDG_CACHE_HOME/sparse-mla``, else ``~/.cache/sparse-mla``.
     ``SPARSE_MLA_CACHE=0`` turns the cache off, as do ``off``, ``no`` and ``false``.
 
     Raises:
-        ValueError: ``SPARSE_MLA_CACHE_DIR`` names the home folder of a user that is not there.
+        ValueError: ``SPARSE_MLA_CACHE_DIR`` names the home folder of a user that does not exist.
     """
     if os.environ.get("SPARSE_MLA_CACHE", "").lower() in ("0", "off", "no", "false"):
         return None
     if chosen := os.environ.get("SPARSE_MLA_CACHE_DIR"):
         try:
             return Path(chosen).expanduser()
-        except RuntimeError as error:
+        except RuntimeError:
             raise ValueError(
-                f"SPARSE_MLA_CACHE_DIR is {chosen}; it may be a folder, or start with ~: {error}"
+                "SPARSE_MLA_CACHE_DIR must be a folder, or start with ~ or an existing ~user, "
+                f"got {chosen}"
             ) from None
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -94,10 +97,10 @@ def describe(kernel: str, arch: str, sizes: Mapping[str, object]) -> dict[str, o
     """Everything that a compiled kernel depends on, as JSON.
 
     Args:
-        kernel: Which entry point: ``"decode"``, ``"query_exchange"``, ``"push_decode"``,
+        kernel: The entry point: ``"decode"``, ``"query_exchange"``, ``"push_decode"``,
             ``"owner_merge"`` or ``"step"``.
-        arch: Architecture, such as ``"sm_90a"``.
-        sizes: Static sizes and the schedule, by name.
+        arch: The architecture, such as ``"sm_90a"``.
+        sizes: The static sizes and the schedule, by name.
     """
     return {
         "format": _FORMAT,
@@ -117,12 +120,12 @@ def describe(kernel: str, arch: str, sizes: Mapping[str, object]) -> dict[str, o
 
 
 def key(inputs: Mapping[str, object]) -> str:
-    """The SHA-256 of :func:`describe`'s answer, in hex: the entry's name."""
+    """The name of an entry: the SHA-256, in hex, of what :func:`describe` returned."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
 def _digest_of_sources(root: Path = Path(__file__).parents[1]) -> str:
-    """The SHA-256 of a package's Python files, whatever folder it lies in."""
+    """The SHA-256 of a package's Python files; it does not depend on where the package lies."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         content = path.read_bytes()
@@ -130,7 +133,7 @@ def _digest_of_sources(root: Path = Path(__file__).parents[1]) -> str:
     return digest.hexdigest()
 
 
-#: Taken when the package is imported: what is in memory is what is compiled.
+#: The digest at import, because the kernels are compiled from the sources as they were imported.
 SOURCES = _digest_of_sources()
 
 
@@ -145,7 +148,7 @@ def _versions() -> dict[str, str]:
 
 @functools.cache
 def _host() -> str:
-    """The machine that the launcher's host code is compiled for: the DSL uses all that it has."""
+    """The system and its CPU's features: the DSL compiles host code for all of the features."""
     features = platform.processor()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         features = next((ln for ln in file if ln.startswith(("flags", "Features"))), features)
@@ -154,10 +157,10 @@ def _host() -> str:
 
 
 def runtime_library() -> Path | None:
-    """The DSL's runtime library, by the DSL's own rule, without importing the DSL.
+    """The path of the DSL's runtime library, found by the DSL's own rule without importing the DSL.
 
-    ``$CUTE_DSL_LIBS`` (which the DSL sets when it is imported), else the one of the newest CUDA
-    that the driver supports.
+    The library is the one in ``$CUTE_DSL_LIBS``, which the DSL sets when it is imported, or else
+    the installed one for the newest CUDA version that the driver supports. None if there is none.
     """
     for chosen in os.environ.get("CUTE_DSL_LIBS", "").split(os.pathsep):
         if chosen.endswith(_RUNTIME):
@@ -185,7 +188,7 @@ def _driver_cuda_major() -> int | None:
 
 
 def _runtime_name(path: Path | None) -> str | None:
-    """``"cu13"`` for the DSL's own, the whole path for another."""
+    """A name for a runtime library: ``"cu13"`` for the DSL's own one, the path for another one."""
     if path is None:
         return None
     own = path.parents[2].name == "nvidia_cutlass_dsl" if len(path.parents) > 2 else False
@@ -196,15 +199,15 @@ def _runtime_name(path: Path | None) -> str | None:
 
 
 def holds(inputs: Mapping[str, object]) -> bool:
-    """Whether there is an entry of these inputs; it is neither checked nor loaded."""
+    """Whether these inputs have an entry. The entry is neither checked nor loaded."""
     root = folder()
     return root is not None and (root / key(inputs) / _MANIFEST).is_file()
 
 
 def find(inputs: Mapping[str, object]) -> Cached | None:
-    """The kernel of these inputs, if an earlier process has kept it.
+    """The kernel of these inputs if the cache has it, and else None.
 
-    An entry that is damaged, or can't be loaded here, is removed, with a warning.
+    An entry that is damaged, or that can't be loaded on this machine, is removed with a warning.
     """
     root = folder()
     if root is None:
@@ -227,18 +230,18 @@ def find(inputs: Mapping[str, object]) -> Cached | None:
 
 
 def _load(entry: Path, manifest: bytes, inputs: Mapping[str, object]) -> Cached:
-    """Check an entry against its manifest and load it; any exception means that it's no good."""
+    """Check an entry against its manifest and load it; raise an exception if it is damaged."""
     stated = json.loads(manifest)
     if stated["inputs"] != json.loads(json.dumps(inputs)):
-        raise ValueError("its manifest is of another kernel")
+        raise ValueError("manifest.json must be of this kernel, got another kernel's")
     content = {}
     for name, digest in stated["files"].items():
         content[name] = (entry / name).read_bytes()
         if hashlib.sha256(content[name]).hexdigest() != digest:
-            raise ValueError(f"{name} is not what was written")
+            raise ValueError(f"{name} must have the SHA-256 that the manifest states, got another")
     launcher = _LIBRARY if _LIBRARY in content else _OBJECT
     if content[_CUBIN] not in content[launcher]:
-        raise ValueError(f"{launcher} holds another cubin")
+        raise ValueError(f"{launcher} must hold {_CUBIN}, got a launcher without it")
     load = _load_library if launcher == _LIBRARY else _load_object
     return Cached(load(entry / launcher), content[_PTX].decode(), content[_CUBIN])
 
@@ -251,9 +254,9 @@ def _load_library(path: Path) -> Callable[..., None]:
 
 @functools.cache
 def _open_runtime(path: Path | None) -> ctypes.CDLL:
-    """Load the DSL's runtime library; a launcher finds it by its name."""
+    """Load the DSL's runtime library, so that a launcher's library finds it by its name."""
     if path is None:
-        raise FileNotFoundError(f"no {_RUNTIME} is installed")
+        raise FileNotFoundError(f"{_RUNTIME} must be installed, got none")
     return ctypes.CDLL(str(path))
 
 
@@ -268,7 +271,7 @@ def _load_object(path: Path) -> Callable[..., None]:
 
 
 def keep(inputs: Mapping[str, object], launcher: bytes, ptx: str, cubin: bytes) -> bool:
-    """Keep a compiled kernel for later processes; never fails the caller.
+    """Keep a compiled kernel for later processes. A failure to write is a warning, not an error.
 
     Args:
         inputs: From :func:`describe`.
@@ -277,8 +280,9 @@ def keep(inputs: Mapping[str, object], launcher: bytes, ptx: str, cubin: bytes) 
         cubin: The machine code.
 
     Returns:
-        Whether it is there now. Not if the cache is off, if it can't be written (with a warning),
-        or if the sources have changed since this process read them.
+        Whether the cache has the kernel now. It does not if the cache is off, if the cache can't be
+        written, if the launcher does not hold the cubin, or if the sources have changed since this
+        process imported them.
     """
     root = folder()
     if root is None or cubin not in launcher or _digest_of_sources() != inputs["sources"]:
@@ -292,7 +296,8 @@ def keep(inputs: Mapping[str, object], launcher: bytes, ptx: str, cubin: bytes) 
             try:
                 _publish(entry, root / key(inputs))
             except FileExistsError:
-                # Another process was quicker, and its entry is as good; or what lies there is none.
+                # Either another process has published this entry, which is as good, or a folder
+                # without a manifest is in the way.
                 if not holds(inputs):
                     _remove(root / key(inputs))
                     with contextlib.suppress(FileExistsError):
@@ -323,13 +328,14 @@ def _write(
 
 
 def _publish(entry: Path, place: Path) -> None:
-    """Rename an entry into its place.
+    """Rename an entry's folder to ``place``.
 
     Raises:
-        FileExistsError: The place is taken.
+        FileExistsError: There is a folder with files at ``place``.
+        OSError: The folder can't be renamed for another reason.
     """
     try:
-        os.rename(entry, place)  # a folder replaces no folder that has files in it
+        os.rename(entry, place)  # fails if place is a folder with files in it
     except OSError as error:
         if place.is_dir():
             raise FileExistsError(place) from error
@@ -337,7 +343,7 @@ def _publish(entry: Path, place: Path) -> None:
 
 
 def _remove(entry: Path) -> None:
-    """Take an entry away in one step, then delete it; leave it where that isn't possible."""
+    """Rename an entry out of the way, then delete it. An entry that can't be renamed stays."""
     with (
         contextlib.suppress(OSError),
         tempfile.TemporaryDirectory(prefix=".old-", dir=entry.parent) as scratch,
@@ -346,7 +352,7 @@ def _remove(entry: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> bool:
-    """Make a shared library of an object file, if the machine has a linker."""
+    """Link an object file into a shared library; False if no linker is here or linking fails."""
     runtime = runtime_library()
     tool = next(filter(None, map(shutil.which, _LINKERS)), None)
     if tool is None or runtime is None:

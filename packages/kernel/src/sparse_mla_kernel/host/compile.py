@@ -9,28 +9,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparse_mla_kernel.checks import (
-    architecture_of,
-    check_arch,
-    check_cap,
-    check_geometry,
-    check_push,
-    check_schedule,
-    resolve_device,
-)
+from sparse_mla_kernel.checks import architecture_of, check_arch, resolve_device
 from sparse_mla_kernel.host import cache
 from sparse_mla_kernel.host.artifact import Artifact
+from sparse_mla_kernel.host.sizes import DecodeSizes, Push
 from sparse_mla_kernel.schedule import BASE, Schedule
 
 if TYPE_CHECKING:
     from sparse_mla_kernel.host.build import Entry
 
-Push = tuple[int, int, int]
-
 
 @dataclass(frozen=True)
 class CompiledSparse:
-    """A loaded kernel and the sizes that it was compiled for; :func:`run_sparse` launches it."""
+    """A loaded kernel and the sizes that it was compiled for; :func:`run_sparse` launches it.
+
+    Args:
+        batch: Decode rows.
+        heads: Query heads that are used.
+        padded: Query heads that a row of ``query``, ``latent`` and ``lse`` has.
+        width: Row ids that a row's list holds.
+        cap: Rows of the q mailbox.
+        device: The CUDA device that the kernel is loaded on.
+        schedule: The order of rounding.
+        artifact: What the compiler made of the kernel.
+        launch: Launches the kernel: a TVM-FFI function.
+        push: ``(owner_heads, ranks, cap)`` of a kernel in push mode, and else None.
+    """
 
     batch: int
     heads: int
@@ -66,68 +70,44 @@ def compile_sparse(
         width: Row ids that a row's list holds.
         cap: Rows of the q mailbox, at least ``batch``.
         device: A CUDA device.
-        push: ``(owner heads, ranks, cap)`` for push mode, of a mailbox with as many rows.
-        schedule: Order of rounding.
+        push: ``(owner_heads, ranks, cap)`` for push mode, with ``owner_heads x ranks = heads`` and
+            the same ``cap``; None for latent mode.
+        schedule: The order of rounding.
 
     Raises:
         TypeError: An argument is of another type.
         ValueError: An argument is out of range, or the device can't run the kernel.
-        RuntimeError: There is no usable CUDA device.
+        RuntimeError: PyTorch finds no CUDA device on this machine.
     """
-    check_geometry(batch, heads, padded, width)
-    check_cap(cap, batch)
-    if push is not None:
-        check_push(push, heads, cap)
-    check_schedule(schedule)
-    where = resolve_device(device)
-    return _compile_loaded(batch, heads, padded, width, cap, where, push, schedule)
+    sizes = DecodeSizes(batch, heads, padded, width, cap, push, schedule)
+    return _compile_loaded(sizes, resolve_device(device))
 
 
 @functools.cache
-def _compile_loaded(
-    batch: int,
-    heads: int,
-    padded: int,
-    width: int,
-    cap: int,
-    device: torch.device,
-    push: Push | None,
-    schedule: Schedule,
-) -> CompiledSparse:
-    sizes, entry = _sparse_entry(batch, heads, padded, width, cap, push, schedule)
-    launch, artifact = obtain("decode", sizes, device, entry)
+def _compile_loaded(sizes: DecodeSizes, device: torch.device) -> CompiledSparse:
+    launch, artifact = obtain("decode", asdict(sizes), device, functools.partial(_entry, sizes))
     return CompiledSparse(
-        batch, heads, padded, width, cap, device, schedule, artifact, launch, push
+        sizes.batch,
+        sizes.heads,
+        sizes.padded,
+        sizes.width,
+        sizes.cap,
+        device,
+        sizes.schedule,
+        artifact,
+        launch,
+        sizes.push,
     )
 
 
-def _sparse_entry(
-    batch: int,
-    heads: int,
-    padded: int,
-    width: int,
-    cap: int,
-    push: Push | None,
-    schedule: Schedule,
-) -> tuple[dict[str, object], Callable[[], Entry]]:
-    """What the cache knows the kernel by, and what makes what is compiled."""
+def _entry(sizes: DecodeSizes) -> Entry:
+    """The decode as the DSL's compiler takes it. Imports the DSL."""
+    from sparse_mla_kernel.host import build
 
-    def entry() -> Entry:
-        from sparse_mla_kernel.host import build
-
-        kernel = build.decode_kernel(batch, heads, padded, width, push, schedule)
-        return build.decode_entry(kernel, cap)
-
-    sizes: dict[str, object] = {
-        "batch": batch,
-        "heads": heads,
-        "padded": padded,
-        "width": width,
-        "cap": cap,
-        "push": push,
-        "schedule": asdict(schedule),
-    }
-    return sizes, entry
+    kernel = build.decode_kernel(
+        sizes.batch, sizes.heads, sizes.padded, sizes.width, sizes.push, sizes.schedule
+    )
+    return build.decode_entry(kernel, sizes.cap)
 
 
 def precompile_sparse(
@@ -146,34 +126,32 @@ def precompile_sparse(
     Nothing is loaded or launched: several processes may compile a kernel each, at once.
 
     Args:
-        batch: As :func:`compile_sparse`, with the other sizes.
-        heads: See there.
-        padded: See there.
-        width: See there.
-        cap: See there.
-        arch: As :func:`cross_compile`.
-        push: See :func:`compile_sparse`.
-        schedule: Order of rounding.
+        batch: Decode rows.
+        heads: Query heads that are used: a multiple of 16, at most ``padded``.
+        padded: Query heads that a row of ``query``, ``latent`` and ``lse`` has.
+        width: Row ids that a row's list holds.
+        cap: Rows of the q mailbox, at least ``batch``.
+        arch: ``"sm_90a"``, ``"sm_100a"``, ``"sm_103a"`` or ``"sm_120a"``.
+        push: ``(owner_heads, ranks, cap)`` for push mode; None for latent mode.
+        schedule: The order of rounding.
 
     Returns:
-        Whether the cache has it now. Not if it is off or can't be written; then nothing is compiled
-        in the first case, and nothing kept in the second.
+        Whether the cache has the kernel now. It does not if the cache is off (then nothing is
+        compiled) or can't be written.
 
     Raises:
         TypeError: An argument is of another type.
         ValueError: An argument is out of range.
     """
-    check_geometry(batch, heads, padded, width)
-    check_cap(cap, batch)
-    if push is not None:
-        check_push(push, heads, cap)
+    sizes = DecodeSizes(batch, heads, padded, width, cap, push, schedule)
     check_arch(arch)
-    check_schedule(schedule)
     if cache.folder() is None:
         return False
-    sizes, entry = _sparse_entry(batch, heads, padded, width, cap, push, schedule)
-    inputs = cache.describe("decode", arch, sizes)
-    return cache.holds(inputs) or _compiled(inputs, entry, arch)[2]
+    inputs = cache.describe("decode", arch, asdict(sizes))
+    if cache.holds(inputs):
+        return True
+    *_, kept = _compiled(inputs, functools.partial(_entry, sizes), arch)
+    return kept
 
 
 def cross_compile(
@@ -190,41 +168,42 @@ def cross_compile(
     """Compile the kernel for an architecture, on a machine with or without a GPU; reads no cache.
 
     Args:
-        batch: As :func:`compile_sparse`, with the other sizes.
-        heads: See there.
-        padded: See there.
-        width: See there.
-        cap: See there.
+        batch: Decode rows.
+        heads: Query heads that are used: a multiple of 16, at most ``padded``.
+        padded: Query heads that a row of ``query``, ``latent`` and ``lse`` has.
+        width: Row ids that a row's list holds.
+        cap: Rows of the q mailbox, at least ``batch``.
         arch: ``"sm_90a"``, ``"sm_100a"``, ``"sm_103a"`` or ``"sm_120a"``.
-        push: See :func:`compile_sparse`.
-        schedule: Order of rounding.
+        push: ``(owner_heads, ranks, cap)`` for push mode; None for latent mode.
+        schedule: The order of rounding.
 
     Raises:
         TypeError: An argument is of another type.
         ValueError: An argument is out of range.
     """
-    check_geometry(batch, heads, padded, width)
-    check_cap(cap, batch)
-    if push is not None:
-        check_push(push, heads, cap)
+    sizes = DecodeSizes(batch, heads, padded, width, cap, push, schedule)
     check_arch(arch)
-    check_schedule(schedule)
     from sparse_mla_kernel.host import build
 
-    kernel = build.decode_kernel(batch, heads, padded, width, push, schedule)
-    return artifact_of(build.compile_entry(*build.decode_entry(kernel, cap), arch), arch)
+    return artifact_of(build.compile_entry(*_entry(sizes), arch), arch)
 
 
 def obtain(
     name: str, sizes: Mapping[str, object], device: torch.device, entry: Callable[[], Entry]
 ) -> tuple[Callable[..., None], Artifact]:
-    """A kernel out of the cache, or else compiled and kept there.
+    """A kernel's launcher and artifact, read from the cache, or else compiled and kept there.
 
     Args:
-        name: Which entry point.
-        sizes: All that it's compiled for, but for the architecture.
-        device: Where it will run.
-        entry: Makes what is compiled; not called, nor the DSL imported, if the cache has it.
+        name: The entry point, such as ``"decode"`` (:func:`sparse_mla_kernel.host.cache.describe`
+            lists them).
+        sizes: Everything that the kernel is compiled for, but for the architecture.
+        device: The device that the kernel will run on.
+        entry: Makes what the DSL compiles. If the cache has the kernel, ``entry`` is not called and
+            the DSL is not imported.
+
+    Raises:
+        ValueError: ``device`` can't run the kernel.
+        RuntimeError: PyTorch finds no CUDA device on this machine.
     """
     arch = architecture_of(device)
     inputs = cache.describe(name, arch, sizes)
@@ -234,7 +213,7 @@ def obtain(
 
         with torch.cuda.device(device):
             compiled, artifact, kept = _compiled(inputs, entry, arch)
-        # What was kept is what runs: later processes do nothing that this one didn't.
+        # The kept kernel is what runs, so that this process runs just what later ones will.
         found = cache.find(inputs) if kept else None
         if found is None:
             return build.launcher(compiled), artifact
@@ -256,5 +235,5 @@ def _compiled(
 
 
 def artifact_of(compiled: Any, arch: str) -> Artifact:
-    """What the DSL made of a kernel, as bytes and text."""
+    """The PTX and the machine code that the DSL made of a kernel."""
     return Artifact(arch, compiled.__ptx__, compiled.__cubin__)

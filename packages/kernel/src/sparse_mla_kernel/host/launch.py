@@ -1,4 +1,4 @@
-"""Running the kernel on torch tensors."""
+"""Running the kernel on PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from sparse_mla_kernel.checks import (
     check_scale,
     check_tensor,
     check_unseen,
+    kind_of,
 )
 from sparse_mla_kernel.host.compile import CompiledSparse, compile_sparse
-from sparse_mla_kernel.host.policy import NAMED
 from sparse_mla_kernel.schedule import BASE, LATENT_COLUMNS, ROW_COLUMNS, Schedule
 
 if TYPE_CHECKING:
     from sparse_mla_kernel.mailbox.memory import DcpMailbox
+
+#: :func:`compile_sparse` without its checks, for sizes that have passed them once.
+_known = functools.cache(compile_sparse)
 
 
 def run_sparse(
@@ -37,10 +40,11 @@ def run_sparse(
     out_scale: float,
     push: DcpMailbox | None = None,
 ) -> None:
-    """Launch a compiled kernel on torch's current stream of its device.
+    """Launch a compiled kernel on the current PyTorch stream of its device.
 
     All tensors are contiguous and on the kernel's device. In push mode ``query``, ``latent`` and
-    ``lse`` are None: the query comes out of the mailbox, the results go to the heads' owners.
+    ``lse`` are None: the kernel reads the query from the mailbox and sends its results to the ranks
+    that own the heads.
 
     Args:
         kernel: From :func:`compile_sparse`.
@@ -49,26 +53,27 @@ def run_sparse(
         kv: ``[N, 576]`` E4M3, 16-byte aligned; N up to 2^31 - 1.
         rows: ``[>= batch, width]`` int32: each row's ids of cache rows, compacted to the front. An
             id outside ``[0, N)`` is masked.
-        valid: ``[>= batch]`` int32: how many of them count; clamped to ``[0, width]``.
+        valid: ``[>= batch]`` int32: how many of a row's ids count; clamped to ``[0, width]``.
         latent: ``[batch, padded, 512]`` bfloat16, out; heads from ``heads`` on are not written.
         lse: ``[batch, padded]`` float32, out, natural log; ``-inf`` for a row without keys.
         scale_log2: Softmax scale x tensor scales x log2(e).
         out_scale: The V scale.
-        push: This rank's mailbox if the kernel was compiled for push mode, and else None.
+        push: This rank's mailbox if the kernel was compiled for push mode, and None otherwise.
 
     Raises:
         TypeError: An argument is of another type or dtype.
-        ValueError: An argument has another shape, stride, alignment, device or range, or is not
-            for the kernel's mode.
-        PeerTimeoutError: An earlier step lost a rank.
+        ValueError: An argument has another shape, stride, alignment, device or range, or does not
+            belong to the mode that the kernel was compiled for.
+        PeerTimeoutError: A kernel of an earlier step waited for another rank in vain.
     """
     if push is not None or type(kernel) is not CompiledSparse or kernel.push is not None:
         _check_launch(kernel, query, kv, rows, valid, latent, lse, push)
         scales = check_scale("scale_log2", scale_log2), check_scale("out_scale", out_scale)
-        assert push is not None  # as _check_launch saw
+        assert push is not None  # _check_launch has refused None
         kernel.launch(as_bytes(kv), rows, valid, *scales, push.arguments)
         return
-    # The launcher checks most itself. Whatever it or the rest finds, the checks below name.
+    # Fast path: the launcher makes most checks, check_unseen the others, and neither names the
+    # wrong argument. After any error the checks below are made, which do name it.
     try:
         query_bytes, kv_bytes = as_bytes(query), as_bytes(kv)
         scales = as_scale(scale_log2), as_scale(out_scale)
@@ -94,18 +99,16 @@ def _check_launch(
     lse: torch.Tensor | None,
     push: DcpMailbox | None,
 ) -> None:
-    """Raise what :func:`run_sparse` says of its arguments, but for the scales."""
+    """Make all checks of :func:`run_sparse`'s arguments, but for those of the scales."""
     if not isinstance(kernel, CompiledSparse):
-        raise TypeError(
-            f"kernel is a {type(kernel).__name__}; it may be what compile_sparse returned"
-        )
+        raise TypeError(f"kernel must be what compile_sparse returned, got {kind_of(kernel)}")
     k, batch, padded = kernel, kernel.batch, kernel.padded
     results = (("query", query), ("latent", latent), ("lse", lse))
     _check_mode(kernel, push, results)
     bound = [
         ("kv", kv, BYTES, ("N", ROW_COLUMNS), 16),
-        ("rows", rows, (torch.int32,), (f">={batch}", k.width), 4),
-        ("valid", valid, (torch.int32,), (f">={batch}",), 4),
+        ("rows", rows, (torch.int32,), (f">= {batch}", k.width), 4),
+        ("valid", valid, (torch.int32,), (f">= {batch}",), 4),
     ]
     if push is None:
         bound += [
@@ -123,22 +126,28 @@ def _check_mode(
     push: DcpMailbox | None,
     results: tuple[tuple[str, torch.Tensor | None], ...],
 ) -> None:
-    """The mailbox is there if and only if the kernel was compiled for one, and it is that one."""
+    """Raise unless the arguments belong to the mode that the kernel was compiled for.
+
+    In push mode ``push`` is the mailbox that the kernel was compiled for and each of ``results`` is
+    None; in latent mode ``push`` is None.
+    """
     if kernel.push is None:
         if push is not None:
-            raise ValueError("push may be None: the kernel was compiled without it")
+            raise ValueError(
+                f"push must be None for a kernel compiled without push, got {kind_of(push)}"
+            )
         return
     from sparse_mla_kernel.mailbox.layout import MailboxLayout
     from sparse_mla_kernel.mailbox.memory import DcpMailbox
 
     if not isinstance(push, DcpMailbox):
-        raise TypeError(f"push is a {type(push).__name__}; it may be this rank's DcpMailbox")
+        raise TypeError(f"push must be this rank's DcpMailbox, got {kind_of(push)}")
     box = MailboxLayout(kernel.padded, *kernel.push)
     if push.box != box or push.device != kernel.device:
-        raise ValueError(f"push is {push.box} on {push.device}; it may be {box} on {kernel.device}")
+        raise ValueError(f"push must be {box} on {kernel.device}, got {push.box} on {push.device}")
     for name, tensor in results:
         if tensor is not None:
-            raise ValueError(f"{name} is given; it may be None in push mode")
+            raise ValueError(f"{name} must be None in push mode, got {kind_of(tensor)}")
     push.check()
 
 
@@ -153,7 +162,7 @@ def sparse_decode(
     heads: int | None = None,
     schedule: Schedule = BASE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sparse MLA decode of a batch: compile if need be, allocate, run.
+    """Sparse MLA decode of a batch: compile the kernel if need be, allocate the results, run.
 
     Args:
         query: ``[batch, padded, 576]`` E4M3 (``uint8`` or ``float8_e4m3fn``) on a CUDA device.
@@ -164,24 +173,26 @@ def sparse_decode(
         scale_log2: Softmax scale x tensor scales x log2(e).
         out_scale: The V scale.
         heads: Query heads that are used, a multiple of 16; all of them if left out.
-        schedule: Order of rounding. A row's bits depend on it and not on the batch.
+        schedule: The order of rounding. A row's bits depend on the schedule, not on the batch.
 
     Returns:
         ``(latent, lse)``: ``[batch, padded, 512]`` bfloat16, and ``[batch, padded]`` float32,
-        natural log. A row without keys, and a head from ``heads`` on, is 0 and ``-inf``.
+        natural log. A row without keys has 0 and ``-inf``; so has a head from ``heads`` on.
 
     Raises:
         TypeError: An argument is of another type or dtype.
         ValueError: An argument has another shape, stride, alignment, device or range.
-        RuntimeError: There is no usable CUDA device.
+        RuntimeError: PyTorch finds no CUDA device on this machine.
     """
     check_dimensions(query, rows)
     batch, padded, _ = query.shape
     used = padded if heads is None else heads
     sizes = batch, used, padded, rows.shape[1], batch, query.device
     if type(used) is int and type(schedule) is Schedule:
-        kernel = _known(*sizes, schedule)
-    else:  # to be refused: 16.0 and True equal integers, and would be found
+        kernel = _known(*sizes, schedule=schedule)
+    else:
+        # compile_sparse refuses heads = 16.0. _known would not refuse it after heads = 16, because
+        # functools.cache takes equal arguments for the same.
         kernel = compile_sparse(*sizes, schedule=schedule)
     latent = query.new_empty((batch, padded, LATENT_COLUMNS), dtype=torch.bfloat16)
     lse = query.new_empty((batch, padded), dtype=torch.float32)
@@ -190,75 +201,3 @@ def sparse_decode(
         lse[:, used:].fill_(-torch.inf)
     run_sparse(kernel, query, kv, rows, valid, latent, lse, scale_log2, out_scale)
     return latent, lse
-
-
-def _named(schedule: str) -> Schedule:
-    if schedule not in NAMED:
-        raise ValueError(f"schedule is {schedule!r}; it may be one of {', '.join(NAMED)}")
-    return NAMED[schedule]
-
-
-@functools.cache
-def _known(
-    batch: int,
-    heads: int,
-    padded: int,
-    width: int,
-    cap: int,
-    device: torch.device,
-    schedule: Schedule,
-) -> CompiledSparse:
-    """:func:`compile_sparse`, whose checks are not made again."""
-    return compile_sparse(batch, heads, padded, width, cap, device, schedule=schedule)
-
-
-@torch.library.custom_op("sparse_mla::decode", mutates_args=())
-def decode_op(
-    query: torch.Tensor,
-    kv: torch.Tensor,
-    rows: torch.Tensor,
-    valid: torch.Tensor,
-    scale_log2: float,
-    out_scale: float,
-    heads: int | None = None,
-    schedule: str = "base",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`sparse_decode` as ``torch.ops.sparse_mla.decode``, for ``torch.compile``.
-
-    Arguments as there, but ``schedule``: a name in :data:`sparse_mla_kernel.host.policy.NAMED`.
-
-    Raises:
-        ValueError: ``schedule`` is no such name, or as there.
-        TypeError: As there.
-        RuntimeError: As there.
-    """
-    return sparse_decode(
-        query,
-        kv,
-        rows,
-        valid,
-        scale_log2=scale_log2,
-        out_scale=out_scale,
-        heads=heads,
-        schedule=_named(schedule),
-    )
-
-
-@decode_op.register_fake
-def _(
-    query: torch.Tensor,
-    kv: torch.Tensor,
-    rows: torch.Tensor,
-    valid: torch.Tensor,
-    scale_log2: float,
-    out_scale: float,
-    heads: int | None = None,
-    schedule: str = "base",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check_dimensions(query, rows)
-    _named(schedule)
-    batch, padded, _ = query.shape
-    return (
-        query.new_empty((batch, padded, LATENT_COLUMNS), dtype=torch.bfloat16),
-        query.new_empty((batch, padded), dtype=torch.float32),
-    )

@@ -1,9 +1,11 @@
 """Which batches run this kernel, and by which schedule.
 
-Both answers come from tables made by the benchmark (docs/benchmark.md says how). They decide about
-speed, and the second about bits too: a row's bits depend on its schedule, and :func:`schedule_for`
-picks a batch's by its size. Whoever wants a row to have the same bits in every batch picks one
-schedule, such as ``LOW_LATENCY``, and keeps to it; :func:`schedule_for` is then not asked.
+:func:`sparse_for` says whether a batch runs this kernel, :func:`schedule_for` by which schedule.
+Both read tables that the benchmark made (docs/benchmark.md says how), and both decide about speed.
+
+:func:`schedule_for` decides about bits too: a row's bits depend on its schedule, and the schedule
+that :func:`schedule_for` picks depends on the size of the batch. To give a row the same bits in
+every batch, use one schedule, such as ``LOW_LATENCY``, for all batches instead.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from sparse_mla_kernel.checks import check_int
+from sparse_mla_kernel.checks import MAX_BATCH, check_int, kind_of, one_of
 from sparse_mla_kernel.schedule import BASE, LOW_LATENCY, TILE_HEADS, Schedule
 
 # policy: written by `sparse-mla-audit bench policy FILE --max-keys 2048`
@@ -29,7 +31,7 @@ SCHEDULES = (
 )
 # /policy
 
-#: The schedules that a table may name.
+#: The schedules that a table can name.
 NAMED: Mapping[str, Schedule] = MappingProxyType(
     {
         "base": BASE,
@@ -41,7 +43,6 @@ NAMED: Mapping[str, Schedule] = MappingProxyType(
 
 _ENTRY = re.compile(r"([0-9]+)(?:-([0-9]+))?:(sparse|split)")
 _SHAPE = re.compile(rf"([0-9]+)(?:-([0-9]+))?x([0-9]+):({'|'.join(NAMED)})")
-_MOST_ROWS = 65535
 
 
 def parse_table(text: str) -> Mapping[int, str]:
@@ -52,10 +53,10 @@ def parse_table(text: str) -> Mapping[int, str]:
             (this kernel) or ``split`` (a general split-KV decode).
 
     Returns:
-        The name for each batch size that the table names.
+        ``"sparse"`` or ``"split"`` by batch size, for the batch sizes that the text names.
 
     Raises:
-        TypeError: ``text`` is no str.
+        TypeError: ``text`` is not a str.
         ValueError: An entry is malformed.
     """
     table: dict[int, str] = {}
@@ -64,8 +65,8 @@ def parse_table(text: str) -> Mapping[int, str]:
         sizes = _sizes(match)
         if match is None or not sizes:
             raise ValueError(
-                f"table has the entry {entry!r}; it may be FIRST-LAST:sparse or FIRST-LAST:split, "
-                f"1 <= FIRST <= LAST <= {_MOST_ROWS}"
+                "table must have entries FIRST-LAST:sparse or FIRST-LAST:split with "
+                f"1 <= FIRST <= LAST <= {MAX_BATCH}, got the entry {entry!r}"
             )
         table.update(dict.fromkeys(sizes, match[3]))
     return table
@@ -79,11 +80,11 @@ def parse_schedules(text: str) -> Mapping[int, Mapping[int, Schedule]]:
             a key of ``NAMED``.
 
     Returns:
-        By head count, then by batch size, the schedule; only what the table names.
+        Schedules by head count and then by batch size, for the sizes that the text names.
 
     Raises:
-        TypeError: ``text`` is no str.
-        ValueError: An entry is malformed, or there is none.
+        TypeError: ``text`` is not a str.
+        ValueError: An entry is malformed, or the text has no entry.
     """
     table: dict[int, dict[int, Schedule]] = {}
     for entry in _entries(text, "1-8x96:low-latency"):
@@ -91,35 +92,36 @@ def parse_schedules(text: str) -> Mapping[int, Mapping[int, Schedule]]:
         sizes, heads = _sizes(match), int(match[3]) if match else 0
         if match is None or not sizes or heads < TILE_HEADS or heads % TILE_HEADS:
             raise ValueError(
-                f"table has the entry {entry!r}; it may be FIRST-LASTxHEADS:NAME, 1 <= FIRST <= "
-                f"LAST <= {_MOST_ROWS}, HEADS a positive multiple of {TILE_HEADS}, NAME one of "
-                + ", ".join(NAMED)
+                "table must have entries FIRST-LASTxHEADS:NAME with "
+                f"1 <= FIRST <= LAST <= {MAX_BATCH}, HEADS a positive multiple of {TILE_HEADS} "
+                f"and NAME {one_of(NAMED)}, got the entry {entry!r}"
             )
         table.setdefault(heads, {}).update(dict.fromkeys(sizes, NAMED[match[4]]))
     if not table:
-        raise ValueError("table has no entry; it may have one or more")
+        raise ValueError(f"table must have one entry or more, got {text!r}")
     return table
 
 
 def sparse_for(rows: int, gathered: int, padded: int, *, table: str | None = None) -> bool:
     """Whether a batch runs this kernel.
 
-    The shipped table is of latent mode with what :func:`schedule_for` picks, against FlashMLA's
-    sparse decode. The base schedule, the only one of push mode and the default elsewhere, is slower
-    than FlashMLA at many of the same points (docs/benchmark.md): who runs it makes a table of it.
+    The shipped table compares this kernel, in latent mode and with the schedule that
+    :func:`schedule_for` picks, with FlashMLA's sparse decode. The base schedule, which is the
+    default and the only one of push mode, is slower than FlashMLA at many of the same sizes
+    (docs/benchmark.md). To decide for the base schedule, make a table of its own times.
 
     Args:
         rows: Decode rows of the batch.
         gathered: Query heads gathered from all ranks.
         padded: Query heads that a row of the q mailbox has.
-        table: A policy table (:func:`parse_table`); the shipped one if left out.
+        table: A table for :func:`parse_table`; the shipped one if left out.
 
     Returns:
         True if ``gathered`` is a positive multiple of 16 and at most ``padded``, and the table says
         ``sparse`` for ``rows``.
 
     Raises:
-        TypeError: A size is no int.
+        TypeError: A size is not an int, or the table is not a str.
         ValueError: The table is malformed.
     """
     for name, value in (("rows", rows), ("gathered", gathered), ("padded", padded)):
@@ -129,32 +131,33 @@ def sparse_for(rows: int, gathered: int, padded: int, *, table: str | None = Non
 
 
 def schedule_for(rows: int, heads: int, *, table: str | None = None) -> Schedule:
-    """The fastest schedule for a batch, for ``compile_sparse(..., schedule=...)``; no push mode.
+    """The fastest schedule for a batch in latent mode, for ``compile_sparse(..., schedule=...)``.
 
-    A size that the table does not name has the schedule of the next larger one that it names, and
-    one past the largest that of the largest: first the heads, then the rows.
+    First the head count is looked up in the table, then the row count. A count that the table does
+    not name counts as the next larger one that the table names, or as the largest if it is larger
+    than all.
 
-    The bits of a row depend on its schedule alone, so that with this choice they can change with
-    the size of the batch around it. Whoever needs them not to pins one schedule.
+    A row's bits depend on its schedule, so that with this choice they can change with the size of
+    the batch. To give a row the same bits in every batch, use one schedule for all batches instead.
 
     Args:
         rows: Decode rows of the batch.
         heads: Query heads that are used.
-        table: A table of schedules (:func:`parse_schedules`); the shipped one if left out.
+        table: A table for :func:`parse_schedules`; the shipped one if left out.
 
     Returns:
         The schedule.
 
     Raises:
-        TypeError: A size is no int.
+        TypeError: A size is not an int, or the table is not a str.
         ValueError: A size is out of range, or the table is malformed.
     """
     check_int("rows", rows)
     check_int("heads", heads)
     if rows < 1:
-        raise ValueError(f"rows is {rows}; it may be 1 or more")
+        raise ValueError(f"rows must be 1 or more, got {rows}")
     if heads < TILE_HEADS or heads % TILE_HEADS:
-        raise ValueError(f"heads is {heads}; it may be a positive multiple of {TILE_HEADS}")
+        raise ValueError(f"heads must be a positive multiple of {TILE_HEADS}, got {heads}")
     if table is None:
         return _shipped(rows, heads)
     return _look_up(parse_schedules(table), rows, heads)
@@ -171,18 +174,18 @@ def _look_up(table: Mapping[int, Mapping[int, Schedule]], rows: int, heads: int)
 
 
 def _next(named: Mapping[int, object], size: int) -> int:
-    """The least size that is named and not below this one; the largest if there is none."""
+    """The smallest named size that is at least ``size``, or else the largest named size."""
     sizes = sorted(named)
     return sizes[min(bisect_left(sizes, size), len(sizes) - 1)]
 
 
 def _entries(text: str, example: str) -> list[str]:
     if not isinstance(text, str):
-        raise TypeError(f"table is a {type(text).__name__}; it may be a str such as {example!r}")
+        raise TypeError(f"table must be a str such as {example!r}, got {kind_of(text)}")
     return [part for part in map(str.strip, text.split(",")) if part]
 
 
 def _sizes(match: re.Match[str] | None) -> range:
-    """The batch sizes of an entry; none if they are out of order or out of range."""
+    """The batch sizes of an entry; an empty range if they are out of order or out of range."""
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    return range(first, last + 1) if first >= 1 and last <= _MOST_ROWS else range(0)
+    return range(first, last + 1) if first >= 1 and last <= MAX_BATCH else range(0)

@@ -56,12 +56,12 @@ class MailboxLayout:
         for name in ("padded", "owner_heads", "ranks", "cap"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it may be an int")
+                raise TypeError(f"{name} must be an int, got {value!r} ({type(value).__name__})")
             if value < 1:
-                raise ValueError(f"{name} is {value}; it may be 1 or more")
+                raise ValueError(f"{name} must be 1 or more, got {value}")
         if self.padded < self.heads:
             raise ValueError(
-                f"padded is {self.padded}; it may be all ranks' {self.heads} heads or more"
+                f"padded must be at least ranks x owner_heads, {self.heads}, got {self.padded}"
             )
 
     @property

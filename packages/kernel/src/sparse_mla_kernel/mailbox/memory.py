@@ -1,4 +1,4 @@
-"""The memory of a mailbox: over NVLink between processes, or of emulated ranks on one GPU."""
+"""The memory of a mailbox: shared by processes over NVLink, or by emulated ranks on one GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sparse_mla_kernel.checks import MAX_RANKS, check_int, resolve_device
+from sparse_mla_kernel.checks import (
+    MAX_BATCH,
+    MAX_RANKS,
+    check_cuda,
+    check_int,
+    kind_of,
+    resolve_device,
+)
 from sparse_mla_kernel.mailbox.device import DeviceMailbox
 from sparse_mla_kernel.mailbox.layout import (
     LSE_SENTINEL,
@@ -28,11 +35,11 @@ class PeerTimeoutError(RuntimeError):
     Args:
         waiting: The rank that waited.
         rank: The rank that it waited for.
-        stage: What it waited for.
-        row: Of which row.
-        head: Of which head: in ``Stage.QUERY`` among all ranks' heads, in ``Stage.PARTIAL`` among
-            the waiting rank's own.
-        timeout_s: The timeout.
+        stage: What it waited for: a query row or a partial row.
+        row: The decode row.
+        head: The head: in ``Stage.QUERY`` counted among all ranks' heads, in ``Stage.PARTIAL``
+            among the heads of the rank that waited.
+        timeout_s: The timeout, in seconds.
     """
 
     def __init__(
@@ -51,15 +58,15 @@ class PeerTimeoutError(RuntimeError):
 
 
 class DcpMailbox:
-    """One rank's mailbox. Made by :meth:`symmetric` or :meth:`emulated`.
+    """One rank's mailbox. :meth:`symmetric` and :meth:`emulated` make mailboxes.
 
     Attributes:
         box: The layout, the same on every rank.
         rank: This rank.
-        device: Where the buffer is.
-        buffer: ``[box.size]`` bytes.
-        timeout_s: How long one wait may last.
-        arguments: What kernels are given.
+        device: The device that the buffer is on.
+        buffer: The memory, ``[box.size]`` bytes.
+        timeout_s: How long one wait can last, in seconds.
+        arguments: The mailbox as the kernels take it.
     """
 
     def __init__(
@@ -104,25 +111,27 @@ class DcpMailbox:
         timeout_s: float = 10.0,
         device: torch.device | str | int = "cuda",
     ) -> DcpMailbox:
-        """This process's mailbox in a group of processes, one GPU each. Every one must call it.
+        """This process's mailbox in a group of processes that have a GPU each; all must call it.
 
-        Peers write over NVLink to memory of ``torch.distributed._symmetric_memory``. Nothing is
-        multicast: the environment variable ``TORCH_SYMM_MEM_DISABLE_MULTICAST`` is set to 1 unless
-        it is set already, so that PyTorch makes no multicast object either.
+        The memory comes from ``torch.distributed._symmetric_memory``, and the other processes write
+        to it over NVLink. No multicast is used: this function sets the environment variable
+        ``TORCH_SYMM_MEM_DISABLE_MULTICAST`` to 1, unless the variable is set already, so that
+        PyTorch makes no multicast object.
 
         Args:
-            group: The processes; None for all. Its barrier, with its timeout, is what
-                :meth:`reset` meets at.
-            owner_heads: Heads that one rank owns; times the group's size, a multiple of 16.
-            cap: Rows that the mailbox has room for.
+            group: The processes; None for all of them. :meth:`reset` waits at the group's barrier,
+                with the group's timeout.
+            owner_heads: Heads that one rank owns. Times the group's size it is a multiple of 16.
+            cap: Rows that the mailbox has room for, 1 to 65535.
             padded: Heads that a row of the q mailbox has room for; all ranks' heads if left out.
-            timeout_s: How long one wait may last, in seconds, up to 3600.
+            timeout_s: How long one wait can last, in seconds: above 0 and at most 3600.
             device: This process's GPU.
 
         Raises:
             TypeError: An argument is of another type.
             ValueError: An argument is out of range.
-            RuntimeError: PyTorch can't map the group's memory.
+            RuntimeError: PyTorch finds no CUDA device on this machine, or can't map the group's
+                memory.
         """
         import torch.distributed as dist
         import torch.distributed._symmetric_memory as symm_mem
@@ -137,13 +146,16 @@ class DcpMailbox:
             handle = symm_mem.rendezvous(buffer, group)
             views = [handle.get_buffer(r, (box.size,), torch.uint8) for r in range(ranks)]
         if views[rank].data_ptr() != buffer.data_ptr():
-            raise RuntimeError("torch's symmetric memory maps this rank's buffer somewhere else")
+            raise RuntimeError(
+                "PyTorch's symmetric memory must map this rank's buffer at its own address, "
+                f"{buffer.data_ptr():#x}, got {views[rank].data_ptr():#x}"
+            )
 
         def barrier() -> None:
             dist.barrier(group=group, device_ids=[where.index])
 
         mailbox = cls(box, rank, buffer, [v.data_ptr() for v in views], timeout_s, barrier)
-        mailbox._keep_alive = handle  # the peers' memory is unmapped when it goes
+        mailbox._keep_alive = handle  # its end would unmap the peers' memory
         return mailbox
 
     @classmethod
@@ -159,21 +171,21 @@ class DcpMailbox:
     ) -> list[DcpMailbox]:
         """The mailboxes of ``ranks`` ranks in this process, on one GPU.
 
-        On one stream each kernel of a step must be launched for every rank before the next kernel
-        is for any: a kernel waits for what the others' last one sent.
+        On one stream, launch each kernel of a step for every rank before the next kernel for any
+        rank: a kernel waits for what the previous kernel of the other ranks sent.
 
         Args:
             ranks: Ranks, 1 to 32.
-            owner_heads: As :meth:`symmetric`, with the other arguments.
-            cap: See there.
-            padded: See there.
-            timeout_s: See there.
+            owner_heads: Heads that one rank owns. Times ``ranks`` it is a multiple of 16.
+            cap: Rows that the mailbox has room for, 1 to 65535.
+            padded: Heads that a row of the q mailbox has room for; all ranks' heads if left out.
+            timeout_s: How long one wait can last, in seconds: above 0 and at most 3600.
             device: A CUDA device.
 
         Raises:
             TypeError: An argument is of another type.
             ValueError: An argument is out of range.
-            RuntimeError: There is no usable CUDA device.
+            RuntimeError: PyTorch finds no CUDA device on this machine.
         """
         check_int("ranks", ranks)
         box = _checked_layout(owner_heads, ranks, cap, padded, timeout_s)
@@ -187,7 +199,7 @@ class DcpMailbox:
 
     @property
     def push(self) -> tuple[int, int, int]:
-        """What ``compile_sparse`` takes as ``push``: ``(owner heads, ranks, cap)``."""
+        """``(owner_heads, ranks, cap)``, which ``compile_sparse`` takes as ``push``."""
         return (self.box.owner_heads, self.box.ranks, self.box.cap)
 
     @property
@@ -217,35 +229,43 @@ class DcpMailbox:
         return self._region(self.box.dropped, 4 * self.box.ranks).view(torch.int32)
 
     def dropped(self) -> torch.Tensor:
-        """``[ranks]`` int32: non-finite rows, one a head, that each rank didn't send here so far.
+        """How many rows each rank has not sent to this mailbox because they were not finite.
 
-        A copy, of what the kernels have done that ran on the current stream.
+        Returns:
+            ``[ranks]`` int32: one count for each rank; a row counts once for each head. A copy,
+            made on the current stream after the kernels that were launched on it.
         """
         return self._counters().clone()
 
     def epoch(self) -> int:
-        """Steps that this rank has finished since the last reset, modulo 2^32; synchronises."""
+        """The number of steps that this rank has finished since the last reset, modulo 2^32.
+
+        Waits for the kernels on the current stream.
+        """
         return int(self._state[0].item()) & 0xFFFFFFFF
 
     def check(self) -> None:
-        """Raise if a wait was lost. Reads host memory; waits for nothing.
+        """Raise if a kernel that has run waited for another rank in vain.
+
+        The kernel's report lies in host memory, so that this function waits for nothing.
 
         Raises:
-            PeerTimeoutError: A kernel that has run gave up on another rank.
+            PeerTimeoutError: A kernel waited longer than the timeout.
         """
         stage, rank, row, head = self._report_words.tolist()
         if stage:
             raise PeerTimeoutError(self.rank, rank, Stage(stage), row, head, self.timeout_s)
 
     def reset(self) -> None:
-        """Empty the mailbox, and start at epoch 0. Every rank of the group must call it.
+        """Empty the mailbox and start again at epoch 0. Every rank of the group must call it.
 
-        Waits until the device is idle, and for the other ranks before and after: in the symmetric
-        form it returns when every rank's mailbox is empty.
+        Waits until the device is idle. A mailbox of :meth:`symmetric` also waits for the other
+        ranks before and after: the function returns when the mailbox of every rank is empty.
         """
         torch.cuda.synchronize(self.device)
         self._barrier()
-        # Regions are whole words, and parts of 256-byte blocks: the padding is filled with them.
+        # A region fills whole words and ends at a multiple of 256 bytes, with padding: each range
+        # below is a region with its padding.
         for start, end, word in (
             (self.box.query, self.box.payload, QUERY_SENTINEL),
             (self.box.payload, self.box.lse, PAYLOAD_SENTINEL),
@@ -263,33 +283,33 @@ class DcpMailbox:
 def _checked_layout(
     owner_heads: int, ranks: int, cap: int, padded: int | None, timeout_s: float
 ) -> MailboxLayout:
+    """The layout of a mailbox, after all checks of what a caller gave."""
     check_int("owner_heads", owner_heads)
     check_int("cap", cap)
     if not 1 <= ranks <= MAX_RANKS:
-        raise ValueError(f"ranks is {ranks}; it may be 1 to {MAX_RANKS}")
+        raise ValueError(f"ranks must be from 1 to {MAX_RANKS}, got {ranks}")
     heads = ranks * owner_heads
     if owner_heads < 1 or heads % TILE_HEADS:
         raise ValueError(
-            f"owner_heads is {owner_heads}; times {ranks} ranks it may be a multiple of "
-            f"{TILE_HEADS}"
+            f"owner_heads x ranks must be a positive multiple of {TILE_HEADS}, "
+            f"got {owner_heads} x {ranks} = {heads}"
         )
-    if not 1 <= cap <= 65535:
-        raise ValueError(f"cap is {cap}; it may be 1 to 65535")
+    if not 1 <= cap <= MAX_BATCH:
+        raise ValueError(f"cap must be from 1 to {MAX_BATCH}, got {cap}")
     room = heads if padded is None else padded
     check_int("padded", room)
     if room < heads:
-        raise ValueError(f"padded is {room}; it may be {heads}, all ranks' heads, or more")
+        raise ValueError(f"padded must be at least owner_heads x ranks, {heads}, got {room}")
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
-        raise TypeError(f"timeout_s is a {type(timeout_s).__name__}; it may be a float")
+        raise TypeError(f"timeout_s must be an int or a float, got {kind_of(timeout_s)}")
     if not 0 < timeout_s <= _MAX_TIMEOUT_S:
-        raise ValueError(f"timeout_s is {timeout_s}; it may be up to {_MAX_TIMEOUT_S:g} seconds")
+        raise ValueError(
+            f"timeout_s must be above 0 and at most {_MAX_TIMEOUT_S:g} seconds, got {timeout_s}"
+        )
     return MailboxLayout(room, owner_heads, ranks, cap)
 
 
 def _cuda_device(device: torch.device | str | int) -> torch.device:
     where = resolve_device(device)
-    if where.type != "cuda":
-        raise ValueError(f"device is {where}; it may be a CUDA device")
-    if not torch.cuda.is_available():
-        raise RuntimeError(f"device is {where}; torch finds no usable CUDA device here")
+    check_cuda(where)
     return where

@@ -18,6 +18,7 @@ from sparse_mla_verify.audit.claims import (
     Claim,
     Status,
     Verdict,
+    all_claims,
     exit_status,
 )
 from sparse_mla_verify.evidence.evidence import (
@@ -275,14 +276,35 @@ def _share(errors: UlpErrors, bin_index: int) -> float:
     return errors.counts[bin_index] / max(1, sum(errors.counts))
 
 
-# The README's table
+# Pages: the README's sentences, and the tables of all claims
+
+# Words of older recordings, and those that the claims use today.
+_OLDER_WORDS = (
+    (r"([\w-]+): ([\d,]+ of [\d,]+) elements tell it apart", r"\2 elements reject \1"),
+    (
+        r"; the worst uses ([\d.]+) of its bound; ([\d,]+) have none",
+        r"; the largest error is \1 of its bound; \2 have no finite bound",
+    ),
+    (
+        r"\(row, 16 heads\) tiles differ; ([\d,]+) BF16 elements",
+        r"tiles (16 heads of a row) differ; they hold \1 BF16 elements",
+    ),
+    ("keep both poisons", "keep the poison in both runs"),
+    ("elements past them changed", "other elements changed"),
+    ("elements of such rows differ from that", "elements of such rows are otherwise"),
+    ("elements are NaN or not against that", "elements are wrongly NaN, or wrongly not NaN"),
+    ("cubins differ", "kernels differ"),
+)
 
 
-def _of_the_first(outcome: Outcome) -> str:
-    """An outcome's figures. Older recordings don't say that what follows the count is of one."""
-    if outcome.kind != "structural":
-        return outcome.figures
-    return re.sub(r"^(\d+ of \d+): ", r"\1; of the first, ", outcome.figures)
+def _figures_today(outcome: Outcome) -> str:
+    """The figures of a recorded outcome, in the words that the claims use today."""
+    figures = outcome.figures
+    for older, today in _OLDER_WORDS:
+        figures = re.sub(older, today, figures)
+    if outcome.kind == "structural":
+        figures = re.sub(r"^(\d+ of \d+)(: |; of the first, )", r"\1 kernels; the first: ", figures)
+    return figures
 
 
 def figures_markdown(recording: Recording) -> str:
@@ -311,9 +333,12 @@ def apart_markdown(apart: Sequence[tuple[str, Host, Sequence[Outcome]]]) -> str:
 
 
 def _claims_section(head: str, host: Host, outcomes: Sequence[Outcome]) -> str:
+    """Recorded outcomes under a head; a claim that is still made is shown as it is stated today."""
     where = f"Recorded on {host.date}: {host.gpu}, driver {host.driver}."
+    stated = {claim.name: claim.statement for claim in all_claims()}
     lines = [
-        f"| `{o.name}` | {o.statement} | {o.kind} | {o.status} | {_of_the_first(o)} |"
+        f"| `{o.name}` | {stated.get(o.name, o.statement)} | {o.kind} | {o.status} | "
+        f"{_figures_today(o)} |"
         for o in outcomes
     ]
     table = ["| claim | | decided by | verdict | figures |", "|---|---|---|---|---|", *lines]

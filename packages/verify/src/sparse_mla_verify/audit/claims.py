@@ -38,7 +38,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """A status with the figures it rests on, and what a reader must see when it isn't a pass."""
+    """A status with its figures, and the details to show when the status is not a pass."""
 
     status: Status
     figures: str
@@ -47,7 +47,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, the stage it speaks of, what kind of evidence decides it, and how."""
+    """A statement, the stage that it is about, the kind of its evidence, and how it is decided."""
 
     name: str
     statement: str
@@ -124,15 +124,15 @@ def _outputs(c: CaseEvidence) -> int:
 
 @claim("decode", "bit-exact")
 def latent_bits(evidence: Evidence) -> Verdict:
-    """Every bit of every latent row is the one that the reference predicts."""
+    """Every bit of every latent row is the bit that the reference predicts."""
     elements = sum(c.latent.size for c in evidence.cases)
-    unit = f"(row, 16 heads) tiles differ; {elements:,} BF16 elements"
+    unit = f"tiles (16 heads of a row) differ; they hold {elements:,} BF16 elements"
     return _over_cases(evidence, lambda c: c.tiles_differing, lambda c: c.case.tiles, unit)
 
 
 @claim("lse", "bit-exact")
 def lse_bits(evidence: Evidence) -> Verdict:
-    """Every bit of every log-sum-exp is the one that the reference predicts."""
+    """Every bit of every log-sum-exp is the bit that the reference predicts."""
     return _over_cases(
         evidence, lambda c: c.lse_differing, lambda c: c.lse.size, "FP32 elements differ"
     )
@@ -140,10 +140,13 @@ def lse_bits(evidence: Evidence) -> Verdict:
 
 @claim("decode", "bounded")
 def error_bounds(evidence: Evidence) -> Verdict:
-    """Every element is as close to the exact answer as the bound derived for it says."""
+    """The error of every element is at most the bound that is derived for it."""
     worst = max((c.assessment.bounds.worst_share for c in evidence.cases), default=0.0)
     free = sum(c.assessment.bounds.unbounded for c in evidence.cases)
-    unit = f"elements outside; the worst uses {worst:.4f} of its bound; {free:,} have none"
+    unit = (
+        f"elements outside; the largest error is {worst:.4f} of its bound; "
+        f"{free:,} have no finite bound"
+    )
     if evidence.cases and free == sum(c.assessment.bounds.elements for c in evidence.cases):
         return _undecided("no element has a finite bound")
     first = [d for c in evidence.cases for d in c.assessment.bounds.first]
@@ -158,14 +161,16 @@ def error_bounds(evidence: Evidence) -> Verdict:
 
 @claim("decode", "bit-exact")
 def all_written(evidence: Evidence) -> Verdict:
-    """Every element of the used rows and heads is written, over NaN and over finite poison."""
-    return _over_cases(evidence, lambda c: c.unwritten, _outputs, "elements keep both poisons")
+    """Every element of the used rows and heads is written."""
+    return _over_cases(
+        evidence, lambda c: c.unwritten, _outputs, "elements keep the poison in both runs"
+    )
 
 
 @claim("decode", "bit-exact")
 def nothing_else_written(evidence: Evidence) -> Verdict:
-    """Nothing is written past the rows and heads that are used."""
-    return _over_cases(evidence, lambda c: c.strayed, _outside, "elements past them changed")
+    """Nothing outside the used rows and heads is written."""
+    return _over_cases(evidence, lambda c: c.strayed, _outside, "other elements changed")
 
 
 def _outside(c: CaseEvidence) -> int:
@@ -177,13 +182,13 @@ def _outside(c: CaseEvidence) -> int:
 
 @claim("decode", "bit-exact")
 def run_to_run(evidence: Evidence) -> Verdict:
-    """Two runs over different poison give the same bits."""
+    """Two runs over differently poisoned buffers give the same bits."""
     return _over_cases(evidence, lambda c: c.rerun_differing, _outputs, "elements differ")
 
 
 @claim("decode", "bit-exact")
 def empty_rows(evidence: Evidence) -> Verdict:
-    """A row with no keys, or with masked ids alone, is +0 with an LSE of minus infinity."""
+    """A row without keys, or with masked ids alone, gets latents of +0 and an LSE of -infinity."""
 
     def wrong(c: CaseEvidence) -> int:
         rows = [r for r in range(c.case.batch) if not _used_keys(c.case, r).size]
@@ -193,19 +198,19 @@ def empty_rows(evidence: Evidence) -> Verdict:
         rows = [r for r in range(c.case.batch) if not _used_keys(c.case, r).size]
         return len(rows) * (c.latent[0].size + c.lse[0].size)
 
-    return _over_cases(evidence, wrong, total, "elements of such rows differ from that")
+    return _over_cases(evidence, wrong, total, "elements of such rows are otherwise")
 
 
 @claim("decode", "bit-exact")
 def nan_reach(evidence: Evidence) -> Verdict:
-    """A NaN in a used key or query makes NaN of exactly the heads that it reaches."""
+    """A NaN in a used key or query gives NaN in exactly the heads that it reaches."""
 
     def wrong(c: CaseEvidence) -> int:
         reached = _reached_by_nan(c.case)
         latent, lse = np.isnan(values_of(c.latent)), np.isnan(values_of(c.lse))
         return int(np.sum(latent != reached[..., None]) + np.sum(lse != reached))
 
-    return _over_cases(evidence, wrong, _outputs, "elements are NaN or not against that")
+    return _over_cases(evidence, wrong, _outputs, "elements are wrongly NaN, or wrongly not NaN")
 
 
 def _used_keys(case: Case, row: int) -> np.ndarray:
@@ -215,7 +220,10 @@ def _used_keys(case: Case, row: int) -> np.ndarray:
 
 
 def _reached_by_nan(case: Case) -> np.ndarray:
-    """Which `[batch, heads]` a NaN in a used key or the query reaches; a row needs a key."""
+    """`[batch, heads]`: whether a NaN in a used key or the query reaches them.
+
+    A NaN in the query of a row without keys reaches nothing.
+    """
     reached = np.zeros((case.batch, case.heads), bool)
     for row in range(case.batch):
         ids = _used_keys(case, row)
@@ -225,11 +233,11 @@ def _reached_by_nan(case: Case) -> np.ndarray:
     return reached
 
 
-# The contract, against the models in which it is false
+# Claims about the contract, decided against the models in which they are false
 
 
 def _of_the_contract(name: str) -> Claim:
-    """A claim that holds if the bits are the contract's and those of no counterfactual to it."""
+    """A claim that holds if the bits are the contract's and not those of a counterfactual."""
     stage, statement = CONTRACT[name]
     against = tuple(c for c in CATALOGUE if c.claim == name)
 
@@ -256,7 +264,7 @@ def _decided_by(evidence: Evidence, trials: Sequence[Trial]) -> Verdict:
         )
     blind = [t.name for t in trials if not t.telling]
     if blind:
-        return _undecided(f"these cases tell the contract from {' and '.join(blind)} nowhere")
+        return _undecided(f"no element of these cases rejects {' or '.join(blind)}")
     return _of_a_kernel(evidence, True, figures)
 
 
@@ -264,7 +272,7 @@ def _decided_by(evidence: Evidence, trials: Sequence[Trial]) -> Verdict:
 
 
 _BATCH, _CHECKPOINT = 64 * 32 * (LATENT + 1), 5 * 96 * (LATENT + 1)
-# Outputs that each compares, or a run has fallen short.
+# Outputs that each check must compare; a run that compares fewer leaves its claim undecided.
 COMPARED = MappingProxyType(
     {
         "batch-independence": _BATCH,
@@ -279,7 +287,7 @@ COMPARED = MappingProxyType(
 def _check(evidence: Evidence, name: str) -> Verdict:
     check = evidence.checks.get(name)
     if check is None:
-        return _undecided("neither run nor recorded")
+        return _undecided("this check was neither run nor recorded")
     figures = f"{check.differing:,} of {check.elements:,} elements differ"
     if check.same and check.elements < COMPARED[name]:
         return _undecided(f"{figures}; {COMPARED[name]:,} have to be compared")
@@ -288,31 +296,31 @@ def _check(evidence: Evidence, name: str) -> Verdict:
 
 @claim("schedule", "bit-exact")
 def batch_independence(evidence: Evidence) -> Verdict:
-    """A row alone gives the same bits as in a batch of 64."""
+    """A row that is decoded alone gets the same bits as in a batch of 64 rows."""
     return _check(evidence, "batch-independence")
 
 
 @claim("launch", "bit-exact")
 def graph_replay(evidence: Evidence) -> Verdict:
-    """A CUDA graph replayed 100 times gives the same bits each time."""
+    """A CUDA graph that is replayed 100 times gives the same bits each time."""
     return _check(evidence, "graph-replay")
 
 
 @claim("launch", "bit-exact")
 def runs_agree(evidence: Evidence) -> Verdict:
-    """100 launches back to back give the same bits."""
+    """100 launches, one right after the other, give the same bits."""
     return _check(evidence, "runs-agree")
 
 
 @claim("gather", "bit-exact")
 def far_rows(evidence: Evidence) -> Verdict:
-    """Cache rows on both sides of 2^31 bytes are read where they are."""
+    """Cache offsets above 2^31 bytes are addressed correctly."""
     return _check(evidence, "far-rows")
 
 
 @claim("launch", "bit-exact")
 def dependent_launches(evidence: Evidence) -> Verdict:
-    """Under PDL a kernel sees all that the kernel just before it wrote."""
+    """Under programmatic dependent launch a kernel sees all that the kernel before it wrote."""
     return _check(evidence, "dependent-launches")
 
 
@@ -322,12 +330,12 @@ UNREAD = "masked-ids-unread"
 
 
 def _unread() -> Claim:
-    """The claim that what is masked is not read, with the reads that have to fault."""
+    """The claim that no masked id is read, with the reads that have to fault."""
     statement = (
-        "A row that an id outside the cache or past the count would name is never read: where "
-        "nothing but the cache is mapped no decode faults, and a read there does."
+        "The kernel never reads memory that a masked id, or an id past the count, points to. No "
+        "decode faults where only the cache is mapped, and a read outside it does fault."
     )
-    about = "is given as its cache the row that such an id would name, and reads it"
+    about = "gets as its cache the row that such an id points to, and so reads it"
     reader = Counterfactual("given-row", UNREAD, about, data=tuple(SHAPES))
 
     def decide(evidence: Evidence) -> Verdict:
@@ -336,7 +344,7 @@ def _unread() -> Claim:
         if other := _of_other_code(evidence, evidence.guarded):
             return other
         if old := stale(evidence.guarded):
-            return _undecided(f"not of today's cases: {'; '.join(old[:3])}")
+            return _undecided(f"the recording is not of today's cases: {'; '.join(old[:3])}")
         return _of_guarded(evidence.guarded)
 
     return Claim(UNREAD, statement, "gather", "fault", decide, (reader,))
@@ -363,8 +371,8 @@ def _of_guarded(guarded: GuardedRecording) -> Verdict:
         sum(getattr(r, name) for r in runs) for name in ("differing", "elements")
     )
     figures = (
-        f"{ended} of {len(runs)} runs fault, {differing:,} of {elements:,} elements differ; given "
-        f"the row, {sum(row.faulted for row in unmapped)} of {len(unmapped)} fault"
+        f"{ended} of {len(runs)} decodes fault; {differing:,} of {elements:,} elements differ; "
+        f"{sum(row.faulted for row in unmapped)} of {len(unmapped)} reads of unmapped rows fault"
     )
     wrong = [f"{r.case}, {r.given}: {r.error or r.first}" for r in runs if not r.same]
     wrong += unpredicted(guarded)
@@ -384,13 +392,13 @@ def _of_guarded(guarded: GuardedRecording) -> Verdict:
 # Push mode, recorded; its recordings decide in an audit on a GPU too
 
 NOT_GATHERED = "the push recordings were not looked at"
-# The checks of bits, by how their names begin; the others count words, or compare no step.
+# How the names of the checks of bits begin. The other checks count words, or compare no step.
 _STEPS = ("special", "steps", "graph", "streams", "after")
 
 
 @claim("push", "bit-exact")
 def pushed_steps(evidence: Evidence) -> Verdict:
-    """Every bit of every recorded push step is the one that the simulated step predicts."""
+    """Every bit of every recorded push step is the bit that the simulated step predicts."""
     if evidence.push is None:
         return _undecided(NOT_GATHERED)
     checks = [
@@ -434,7 +442,7 @@ def _pushed_lse() -> Claim:
 
 @claim("push", "structural")
 def same_push_code(evidence: Evidence) -> Verdict:
-    """Today's source compiles to the very machine code that gave the recorded push steps."""
+    """Today's source compiles to the machine code that gave the recorded push steps."""
     if evidence.push is None:
         return _undecided(NOT_GATHERED)
     if not evidence.push.compiled:
@@ -452,7 +460,7 @@ def same_push_code(evidence: Evidence) -> Verdict:
 
 @claim("compile", "structural")
 def same_code(evidence: Evidence) -> Verdict:
-    """Today's source compiles to the very machine code that gave these results."""
+    """Today's source compiles to the machine code that gave these results."""
     if not evidence.machine_code or not evidence.compiled:
         return _undecided("; ".join(evidence.notes) or "nothing was compiled or recorded")
     if evidence.compiler != (recorded := evidence.host.dsl if evidence.host else ""):
@@ -469,7 +477,7 @@ def _structural(name: str) -> Claim:
             return _undecided("; ".join(evidence.notes) or "nothing was compiled")
         wrong = [f"{key}: {finding.reason}" for key, finding in found.items() if not finding.ok]
         reason = next(iter(found.values())).reason
-        figures = f"{len(found) - len(wrong)} of {len(found)}; of the first, {reason}"
+        figures = f"{len(found) - len(wrong)} of {len(found)} kernels; the first: {reason}"
         return _decided(not wrong, figures, wrong[:10])
 
     statement = " ".join((STRUCTURE[name].__doc__ or "").split("\n\n")[0].split())

@@ -30,7 +30,7 @@ def list_all(arguments: Sequence[str]) -> int:
 
 
 def explain(arguments: Sequence[str]) -> int:
-    """Print one claim in full; 2 for a name that is none."""
+    """Print one claim in full. Returns 2 for a name that is not a claim's."""
     commands = parser("explain", "Say what a claim means, how it is decided, what refutes it.")
     commands.add_argument("claim", help="a name that `list` shows")
     options = commands.parse_args(arguments)
@@ -44,9 +44,9 @@ def explain(arguments: Sequence[str]) -> int:
     if not claim.counterfactuals:
         return 0
     if claim.kind == "fault":
-        print("It holds if no decode faults, and a kernel does that")
+        print("It holds if no decode faults, but a kernel does fault that")
     else:
-        print("It holds if the bits are the contract's, and other than those of a kernel that")
+        print("It holds if the bits are the contract's, and differ from those of a kernel that")
     for c in claim.counterfactuals:
         print(f"  {c.about}  [{c.name}; on {', '.join(c.data)}]")
     return 0

@@ -128,7 +128,7 @@ def write_plot(path: Path, run: Run) -> None:
     """
     shapes = shown_shapes(run.results)
     if not shapes:
-        raise ValueError("the run has no batch shape with two key counts")
+        raise ValueError("the run must have a batch shape with two key counts, got none")
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -38,15 +38,15 @@ def parse_points(text: str) -> tuple[Point, ...]:
     for entry in filter(None, map(str.strip, text.split(","))):
         sizes = entry.split("x")
         if len(sizes) != 3 or not all(size.isascii() and size.isdigit() for size in sizes):
-            raise ValueError(f"points has {entry!r}; it may have ROWSxHEADSxKEYS")
+            raise ValueError(f"points must be ROWSxHEADSxKEYS, got {entry!r}")
         point = Point(*map(int, sizes))
         if point.rows < 1 or point.heads < 16 or point.heads % 16:
             raise ValueError(
-                f"points has {entry!r}; its rows may be 1 or more, its heads a multiple of 16"
+                f"points must have 1 row or more and a multiple of 16 heads, got {entry!r}"
             )
         points.append(point)
     if not points:
-        raise ValueError("points is empty; it may have one or more")
+        raise ValueError("points must be one or more, got none")
     return tuple(dict.fromkeys(points))
 
 

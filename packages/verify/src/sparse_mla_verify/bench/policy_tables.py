@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from textwrap import wrap
 
-from sparse_mla_verify.bench.grid import FULL
+from sparse_mla_verify.bench.grid import FULL, KEYS
 from sparse_mla_verify.bench.results import (
     FLASHMLA,
     OURS,
@@ -80,7 +80,9 @@ def _best(run: Run, points: Sequence[Point], names: Sequence[str], peer: str) ->
             ranks[name] = (sum(ratio >= 1 for ratio in ratios), mean)
     if not ranks:
         at = f"{points[0].rows} x {points[0].heads}"
-        raise ValueError(f"the run has not all times of any of {', '.join(names)} at {at}")
+        raise ValueError(
+            f"the run must have all times of one of {', '.join(names)}, got none at {at}"
+        )
     return min(ranks, key=ranks.__getitem__)
 
 
@@ -101,7 +103,7 @@ def table_text(
         result = run.at(point)
         ratio = result.ratio(OURS, peer) if result else None
         if ratio is None:
-            raise ValueError(f"the run has no times of {OURS} and {peer} at {point}")
+            raise ValueError(f"the run must have times of {OURS} and {peer}, got none at {point}")
         wins[point.rows] = wins.get(point.rows, True) and ratio < 1
     return _entries(_between(wins))
 
@@ -131,7 +133,7 @@ def put_into(text: str, part: str) -> str:
     """A text with the marked part replaced. Raises ValueError where there is not exactly one."""
     found, count = MARKS.subn(lambda _: part, text)
     if count != 1:
-        raise ValueError(f"into: has {count} marked parts, not one: # policy: ... # /policy")
+        raise ValueError(f"into must have one marked part # policy: ... # /policy, got {count}")
     return found
 
 
@@ -139,7 +141,7 @@ def part_of(text: str) -> tuple[str, int | None]:
     """The marked part of a text, and the `--max-keys` that it was made with; None for none."""
     match = MARKS.search(text)
     if match is None:
-        raise ValueError("text: has no marked part: # policy: ... # /policy")
+        raise ValueError("text must have a marked part # policy: ... # /policy, got none")
     keys = _MAX_KEYS.search(match[0])
     return match[0], int(keys[1]) if keys else None
 
@@ -147,7 +149,7 @@ def part_of(text: str) -> tuple[str, int | None]:
 def _points(grid: Sequence[Point], max_keys: int) -> list[Point]:
     points = sorted(point for point in grid if point.keys <= max_keys)
     if not points:
-        raise ValueError(f"max_keys is {max_keys}; the grid has no so few keys")
+        raise ValueError(f"max_keys must be {min(KEYS)} or more, got {max_keys}")
     return points
 
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from sparse_mla_kernel import Schedule
 
 #: The run that ships.
+#: Of a stage: 2 ms. A launch takes microseconds, and a BF16 pair above 2^-133 is a larger word.
+MOST_CLOCKS = 2**22
 SHIPPED = "stages_h200.json"
 #: What is measured.
 POINTS = (
@@ -162,11 +164,15 @@ def laps(words: np.ndarray) -> np.ndarray:
     """The stages' clocks in :func:`stamped_words`: `[launches, CTAs, warps, stages]`, int64.
 
     Raises:
-        ValueError: A sum is negative: these are no stamps.
+        ValueError: A sum is negative or longer than any launch of these takes, or a warp has no
+            clocks at all: the words are a kernel's outputs, not stamps.
     """
     found = words[..., : len(stamps.STAGES)].astype(np.int64)
-    if (found < 0).any():
-        raise ValueError("words: hold no stamps: a stage's sum is negative")
+    wrong = found[(found < 0) | (found > MOST_CLOCKS)]
+    if wrong.size:
+        raise ValueError(f"words must be stamps of 0 to {MOST_CLOCKS} clocks, got {wrong[0]}")
+    if not found.any(axis=-1).all():
+        raise ValueError("words must be stamps, got a warp whose stages took 0 clocks")
     return found
 
 
@@ -247,7 +253,7 @@ def measure(folder: Path, out: Path, said: str) -> int:
     from sparse_mla_verify.processes.workers import spread
 
     if not Path(sparse_mla_kernel.__file__).is_relative_to(folder):
-        raise RuntimeError(f"{PACKAGE} is {sparse_mla_kernel.__file__}, not the stamped copy")
+        raise RuntimeError(f"{PACKAGE} must be the stamped copy, got {sparse_mla_kernel.__file__}")
     device = torch.device("cuda", torch.cuda.current_device())
     arch = architecture_of(device)
     tasks = [(name, *sizes, arch) for name, sizes in signatures().items()]
@@ -285,7 +291,7 @@ def _precompile(name: str, rows: int, heads: int, arch: str) -> None:
 
     schedule = kernel_schedule(name)
     if not precompile_sparse(rows, heads, heads, WIDTH, rows, arch, schedule=schedule):
-        raise RuntimeError(f"the cache has not kept {name}")
+        raise RuntimeError(f"the cache must keep {name}, got no entry")
 
 
 def _measure_point(kernel: Any, point: Point, timer: Any, pool: Any) -> Staged:

@@ -411,7 +411,7 @@ def marked(source: str, marks: Iterable[Mark]) -> str:
         hits = [k for k in body if lines[k].strip() == mark.line]
         if len(hits) != 1:
             what = f"{mark.file}, {mark.function}: {mark.line!r}"
-            raise ValueError(f"{what}: has {len(hits)} of the line to patch, not 1")
+            raise ValueError(f"{what} must have the line to patch once, got {len(hits)} of it")
         indent = lines[hits[0]][: -len(lines[hits[0]].lstrip())]
         inserted[hits[0]] = indent + mark.statement
     return "\n".join(
@@ -426,7 +426,7 @@ def _body(lines: list[str], mark: Mark) -> range:
     starts = [k for k, line in enumerate(lines) if re.match(rf" *def {mark.function}\(", line)]
     if len(starts) != 1:
         what = f"{mark.file}, {mark.function}"
-        raise ValueError(f"{what}: has {len(starts)} of the line to patch, not 1")
+        raise ValueError(f"{what} must have the line to patch once, got {len(starts)} of it")
     start = starts[0]
     depth = len(lines[start]) - len(lines[start].lstrip())
     opened = next(k for k in range(start, len(lines)) if lines[k].rstrip().endswith(":"))

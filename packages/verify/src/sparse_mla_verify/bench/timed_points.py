@@ -133,7 +133,7 @@ def relative_error(
     latent.fill_(torch.nan)
     replay()
     if not bool(latent.isfinite().all()):
-        raise RuntimeError("outputs were left unwritten, or are not finite")
+        raise RuntimeError("outputs must be written and finite, got others")
     return max(_distance(latent[k], expected(k)) for k in {0, len(latent) - 1})
 
 

@@ -54,15 +54,15 @@ def load(name: str) -> Kernel:
     """
     module, _, function = name.partition(":")
     if not module or not function:
-        raise ValueError(f"kernel: {name!r} is not of the form package.module:function")
+        raise ValueError(f"kernel must be of the form package.module:function, got {name!r}")
     if module == "counterfactual":
         return counterfactual(function)
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"kernel: {name!r} can't be loaded: {error}") from error
+        raise ValueError(f"kernel must be importable, got {name!r}: {error}") from error
     if not callable(found):
-        raise ValueError(f"kernel: {name!r} is a {type(found).__name__}, not a function")
+        raise ValueError(f"kernel must be a function, got {name!r}: a {type(found).__name__}")
     kernel: Kernel = found
     return kernel
 
@@ -72,15 +72,17 @@ def call(kernel: Kernel, case: Case) -> Answer:
 
     Raises ValueError when the answer's shapes are not those of the convention.
     """
-    query = case.query[: case.batch, : case.heads].copy()
-    arrays = (query, case.kv.copy(), case.rows.copy(), case.valid.copy())
+    scales = case.arguments
+    arrays = tuple(scales.pop(name).copy() for name in ("query", "kv", "rows", "valid"))
     device = getattr(kernel, "tensors", None)
     given = arrays if device is None else tuple(_tensor(a, device) for a in arrays)
-    latent, lse = kernel(*given, scale_log2=case.scale_log2, out_scale=case.out_scale)
+    latent, lse = kernel(*given, **scales)
     latent, lse = _array(latent), _array(lse)
     wanted = ((case.batch, case.heads, LATENT), (case.batch, case.heads))
     if (latent.shape, lse.shape) != wanted:
-        raise ValueError(f"kernel: gave shapes {latent.shape} and {lse.shape}, not {wanted}")
+        raise ValueError(
+            f"the kernel's answer must be of shapes {wanted}, got {latent.shape}, {lse.shape}"
+        )
     with np.errstate(invalid="ignore"):
         values = latent.astype(np.float64), lse.astype(np.float64)
     return Answer(*values, bits_of(latent), bits_of(lse))
@@ -123,7 +125,9 @@ def counterfactual(name: str) -> Kernel:
     Raises ValueError for a name that is none.
     """
     if name not in BY_NAME:
-        raise ValueError(f"kernel: {name!r} is none of the counterfactuals {', '.join(BY_NAME)}")
+        raise ValueError(
+            f"kernel must be a counterfactual, one of {', '.join(BY_NAME)}, got {name!r}"
+        )
 
     def kernel(query: Any, kv: Any, rows: Any, valid: Any, **scales: Any) -> tuple[Any, Any]:
         heads = query.shape[1]

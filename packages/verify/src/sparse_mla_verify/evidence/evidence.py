@@ -89,7 +89,7 @@ class Trial:
         )
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.telling:,} of {self.elements:,} elements tell it apart"
+        return f"{self.telling:,} of {self.elements:,} elements reject {self.name}"
 
 
 @dataclass(frozen=True, eq=False)

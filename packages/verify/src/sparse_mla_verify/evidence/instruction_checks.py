@@ -106,7 +106,7 @@ _WAIT = r"griddepcontrol\.wait"
 
 
 def waits_before_reads(code: Code) -> Finding:
-    """Every thread passes `griddepcontrol.wait` before anything reads global memory."""
+    """Every thread passes `griddepcontrol.wait` before any thread reads global memory."""
     wait = code.first(_WAIT)
     if wait == len(code.ptx):
         return Finding(False, "there is no griddepcontrol.wait")
@@ -128,7 +128,7 @@ def waits_before_reads(code: Code) -> Finding:
 
 
 def launches_dependents_at_once(code: Code) -> Finding:
-    """`griddepcontrol.launch_dependents` is the instruction after the wait."""
+    """`griddepcontrol.launch_dependents` comes right after the wait."""
     wait = code.first(_WAIT)
     follows = [i.name for i in code.ptx[wait + 1 : wait + 2]]
     ok = follows == ["griddepcontrol.launch_dependents"]
@@ -136,7 +136,7 @@ def launches_dependents_at_once(code: Code) -> Finding:
 
 
 def gathers_asynchronously(code: Code) -> Finding:
-    """KV reaches shared memory by copies that an mbarrier counts, and in no other way.
+    """Keys and values reach shared memory only by asynchronous copies that an mbarrier counts.
 
     Bulk copies count their bytes; a lane's copies of 16 bytes make the lane arrive when they land.
     """
@@ -195,7 +195,7 @@ def _sent_too_early(code: Code) -> Instruction | None:
 
 
 def merges_over_the_cluster(code: Code) -> Finding:
-    """Partials go to peers by `st.async` on an mbarrier, after the cluster has met."""
+    """Data goes to other CTAs by `st.async` on an mbarrier, after all of them have started."""
     pushes = code.named(r"st\.async[.\w:]*\.mbarrier::complete_tx::bytes[.\w:]*")
     if not pushes or len(pushes) != len(code.named(r"st\.async.*")):
         return Finding(False, f"{len(pushes)} st.async count on an mbarrier; there must be some")
@@ -222,7 +222,7 @@ def _unpacks(code: Code) -> bool:
 
 
 def multiplies_into_fp32(code: Code) -> Finding:
-    """All products are one `mma.sync` into FP32: of E4M3, or of FP16 unpacked from E4M3."""
+    """All products are one kind of `mma.sync` into FP32: of E4M3, or of FP16 made from E4M3."""
     every = code.named(r"(mma|wgmma|tcgen05)\..*")
     names = {i.name for i in every}
     if names not in ({_E4M3_MMA}, {_F16_MMA}):
@@ -234,7 +234,7 @@ def multiplies_into_fp32(code: Code) -> Finding:
 
 
 def exponentiates_by_ex2(code: Code) -> Finding:
-    """Every exponential is `ex2.approx.ftz.f32`; nothing else approximates or flushes."""
+    """Every exponential is `ex2.approx.ftz.f32`; no other instruction approximates or flushes."""
     ex2 = code.named(r"ex2\..*")
     rough = code.named(r"(?!ex2\b)\w+\.(?:[\w:]+\.)*(approx|full|ftz)(\.[\w:]+)*")
     wrong = {i.name for i in ex2 if i.name != "ex2.approx.ftz.f32"} | {i.name for i in rough}
@@ -249,14 +249,15 @@ def divides_correctly_rounded(code: Code) -> Finding:
 
 
 def rounds_to_nearest(code: Code) -> Finding:
-    """FP32 arithmetic names no rounding but to nearest even, and no FP16 or BF16 arithmetic."""
+    """All FP32 arithmetic rounds to nearest even, and there is no FP16 or BF16 arithmetic."""
     arithmetic = code.named(r"(add|sub|mul|fma|mad)\.[.\w]*(f16|bf16|f32|f64)[.\w]*")
     wrong = {i.name for i in arithmetic if not re.fullmatch(r"\w+(\.rn)?\.f32", i.name)}
-    return Finding(not wrong, f"{len(arithmetic)} FP32 operations; others: {sorted(wrong)}")
+    ok = bool(arithmetic) and not wrong
+    return Finding(ok, f"{len(arithmetic)} FP32 operations; others: {sorted(wrong)}")
 
 
 def converts_by_contract(code: Code) -> Finding:
-    """P becomes E4M3 by `cvt.rn.satfinite.e4m3x2`, the output BF16 by `cvt.rn.bf16x2`."""
+    """`cvt.rn.satfinite.e4m3x2` makes P E4M3, and `cvt.rn.bf16x2` makes the output BF16."""
     narrow = code.named(r"cvt\.[.\w]*(e4m3|e5m2|e2m3|e3m2|e2m1|bf16|f16|tf32)[.\w]*")
     names = {i.name for i in narrow} - {_UNPACK}  # widening, exact
     wanted = {"cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.bf16x2.f32"}
@@ -264,14 +265,16 @@ def converts_by_contract(code: Code) -> Finding:
 
 
 def keeps_registers(code: Code) -> Finding:
-    """No local memory in PTX, no spills in SASS."""
+    """The PTX uses no local memory, and the SASS spills no registers."""
+    if not code.ptx or not any(i.name == "EXIT" for i in code.sass):
+        return Finding(False, "the PTX is empty, or the SASS has no EXIT")
     local = len(re.findall(r"\.local\b", code.ptx_text))
     spills = [i.name for i in code.sass if re.match(r"(LDL|STL)\b", i.name)]
     return Finding(not local and not spills, f"{local} uses of .local, {len(spills)} LDL or STL")
 
 
 def waits_first_in_sass(code: Code) -> Finding:
-    """In SASS too: `ACQBULK` comes before the first load, and `PREEXIT` is there."""
+    """In the SASS, the wait (`ACQBULK`) comes before the first load, and `PREEXIT` is present."""
     names = [i.name.split(".")[0] for i in code.sass]
     reads = [
         k for k, name in enumerate(names) if name in ("LDG", "UBLKCP", "LD", "CCTLL", "LDGSTS")
@@ -287,7 +290,7 @@ def waits_first_in_sass(code: Code) -> Finding:
 
 
 def multiplies_by_the_model(code: Code) -> Finding:
-    """In SASS each MMA is what the reference models: emulated E4M3, or FP16 HMMA alone.
+    """In the SASS, each product is what the reference models: emulated E4M3, or one FP16 HMMA.
 
     E4M3 before sm_120 is two chained FP16 HMMA from zero and one FP32 add of C. facts: t1 = HMMA(k
     mod 4 in {0, 1}, 0), t2 = HMMA(k mod 4 in {2, 3}, t1), D = RN(C + t2). The low half of each word

@@ -43,9 +43,9 @@ def read(
     try:
         plain = json.loads(path.read_text())
         if not isinstance(plain, dict):
-            raise ValueError(f"the file holds a {type(plain).__name__}, not an object")
+            raise ValueError(f"the file must hold an object, got a {type(plain).__name__}")
         if schema is not None and plain.get("schema") != schema:
-            raise ValueError(f"the file's schema is {plain.get('schema')}, not {schema}")
+            raise ValueError(f"schema must be {schema}, got {plain.get('schema')}")
         return build(plain)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)

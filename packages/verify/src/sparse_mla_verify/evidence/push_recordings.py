@@ -89,6 +89,8 @@ def sizes_of(key: str) -> tuple[int, int, int, int]:
     """
     match = re.fullmatch(r"\w+-b(\d+)-o(\d+)-d(\d+)-w(\d+)", key)
     if match is None:
-        raise ValueError(f"key: {key!r} is no kernel's name such as push_decode-b5-o48-d2-w16")
+        raise ValueError(
+            f"key must be a kernel's name such as push_decode-b5-o48-d2-w16, got {key!r}"
+        )
     batch, owner_heads, ranks, width = map(int, match.groups())
     return batch, owner_heads, ranks, width

@@ -153,7 +153,9 @@ def load(path: Path) -> Recording:
 def _from_plain(plain: Mapping[str, Any], path: Path) -> Recording:
     beside = path.with_suffix(".npz")
     if hashlib.sha256(beside.read_bytes()).hexdigest() != plain["arrays_sha256"]:
-        raise ValueError(f"{beside} is not the file that {path} was written with")
+        raise ValueError(
+            f"the arrays must be those that {path} was written with, got others in {beside}"
+        )
     with np.load(beside) as stored:
         arrays = {name: stored[name] for name in stored.files}
     cases = tuple(
@@ -165,7 +167,7 @@ def _from_plain(plain: Mapping[str, Any], path: Path) -> Recording:
     code = plain["machine_code"]
     recording = Recording(plain["source"], host, code, cases, checks, outcomes, arrays)
     if lacking := _lacking(recording):
-        raise ValueError(f"the recording is not whole: {lacking}")
+        raise ValueError(f"the recording must be whole, got one in which {lacking}")
     return recording
 
 
@@ -200,7 +202,7 @@ def signature_of(key: str) -> Signature:
     """The signature that `Signature.key` names. Raises ValueError for another word."""
     match = re.fullmatch(r"b(\d+)-h(\d+)-p(\d+)-w(\d+)-c(\d+)(?:-([a-z][a-z0-9-]*))?", key)
     if match is None or (match[6] or BASE) not in REFERENCE:
-        raise ValueError(f"key: {key!r} is no signature such as b5-h96-p96-w256-c5")
+        raise ValueError(f"key must be a signature such as b5-h96-p96-w256-c5, got {key!r}")
     batch, heads, padded, width, cap = map(int, match.groups()[:5])
     return Signature(batch, heads, padded, width, cap, match[6] or BASE)
 
@@ -246,7 +248,9 @@ def differing_tiles(record: RecordedCase, latent: NDArray[np.uint16]) -> list[tu
     found = digests_of(latent)
     shape, wanted = ([len(row) for row in rows] for rows in (found, record.digests))
     if shape != wanted:
-        raise ValueError(f"record: {record.name} has tiles {wanted} a row, the array {shape}")
+        raise ValueError(
+            f"latent must have the tiles of {record.name}, {wanted} in its rows, got {shape}"
+        )
     return [
         (r, t)
         for r, (ours, theirs) in enumerate(zip(found, record.digests, strict=True))

@@ -217,7 +217,9 @@ def _in_a_process(schedule: str, given: int | None, folder: Path) -> Mapping[str
         said = f"nothing in {TIMEOUT_S} s"
     answer = folder / "trial.json"
     if not answer.exists():
-        raise RuntimeError(f"{schedule}, id {given}: {said}")
+        raise RuntimeError(
+            f"the process of {schedule}, id {given} must leave an answer, got none: {said}"
+        )
     found: dict[str, Any] = json.loads(answer.read_text())
     return found
 

@@ -199,7 +199,7 @@ def chained_cases(schedule: str = BASE) -> tuple[Case, Case]:
     latent, _ = predict(writer)
     kv = latent.view(np.uint8).reshape(-1, COLUMNS).copy()
     if np.any(kv & 0x7F == NAN_BYTE):
-        raise ValueError("the chained cache holds NaN")
+        raise ValueError("the chained cache must hold no NaN, got one")
     rng = np.random.default_rng(9)
     rows = np.stack([rng.permutation(len(kv)) for _ in range(reader.batch)]).astype(np.int32)
     return writer, replace(reader, name="chained/reader", kv=kv, rows=rows)

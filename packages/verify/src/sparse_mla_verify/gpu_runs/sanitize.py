@@ -9,9 +9,6 @@ hold. Nothing is compared; that is the audit's work.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from sparse_mla_verify.gpu_runs.present import lacks_gpu
 from sparse_mla_verify.inputs.cases import Case, all_cases
@@ -33,12 +30,7 @@ ROWS = {
 def short_cases(schedule: str = BASE) -> list[Case]:
     """The rows of `ROWS`, as cases of their own."""
     chosen = all_cases(sorted({name.split("/")[0] for name in ROWS}), schedule)
-    return [_rows_of(case, ROWS[case.name]) for case in chosen if case.name in ROWS]
-
-
-def _rows_of(case: Case, rows: tuple[int, ...]) -> Case:
-    pick = np.array(rows)
-    return replace(case, query=case.query[pick], rows=case.rows[pick], valid=case.valid[pick])
+    return [case.only(ROWS[case.name]) for case in chosen if case.name in ROWS]
 
 
 def main(arguments: Sequence[str] = ()) -> int:

@@ -35,7 +35,10 @@ class MappedRange:
         least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         grain = int(_value(driver.cuMemGetAllocationGranularity(memory, least)))
         if size % grain or before % grain or after % grain:
-            raise RuntimeError(f"{before}, {size}, {after}: no multiples of {grain} bytes")
+            raise RuntimeError(
+                f"before, size and after must be multiples of {grain} bytes, "
+                f"got {before}, {size}, {after}"
+            )
         start = int(_value(driver.cuMemAddressReserve(before + size + after, grain, 0, 0)))
         self.address = start + before
         handle = _value(driver.cuMemCreate(size, memory, 0))

@@ -227,7 +227,7 @@ def _counted(
 ) -> Part:
     """The part with a chunk more."""
     if got.shape != want.shape:
-        raise ValueError(f"the device gave results of shape {got.shape}, not {want.shape}")
+        raise ValueError(f"the device's results must be of shape {want.shape}, got {got.shape}")
     where = np.argwhere(got != want)
     room = EXAMPLES - len(part.examples)
     examples = tuple(

@@ -30,9 +30,7 @@ class CudaDevice:
     def __init__(self) -> None:
         capability = torch.cuda.get_device_capability()
         if capability != (9, 0):
-            raise RuntimeError(
-                f"the models are of sm_90, this GPU is sm_{''.join(map(str, capability))}"
-            )
+            raise RuntimeError(f"the GPU must be of sm_90, got sm_{''.join(map(str, capability))}")
         self._launches: dict[str, Any] = {}
 
     def host(self) -> Host:

@@ -431,7 +431,7 @@ def expected_sass(name: str) -> str:
     for known in (SWEEPS, OPERATIONS, INSTRUCTIONS):
         if name in known:
             return str(known[name].sass)
-    raise ValueError(f"name is {name!r}; it may be {', '.join(names())}")
+    raise ValueError(f"name must be one of {', '.join(names())}, got {name!r}")
 
 
 def build(name: str, arch: str = "sm_90a") -> tuple[Callable[..., None], Artifact]:
@@ -456,7 +456,7 @@ def build(name: str, arch: str = "sm_90a") -> tuple[Callable[..., None], Artifac
         function = WarpgroupMma(WARPGROUP_PTX[name])
         arguments = (words, words, floats, floats, zero, zero)
     else:
-        raise ValueError(f"name is {name!r}; it may be {', '.join(names())}")
+        raise ValueError(f"name must be one of {', '.join(names())}, got {name!r}")
     with tempfile.TemporaryDirectory() as folder:
         options = (GPUArch(arch), KeepPTX(), KeepCUBIN(), DumpDir(folder), EnableTVMFFI())
         launch = cute.compile[options](function, *arguments, stream)

@@ -105,13 +105,30 @@ class Case:
         """Keys of each row, masked ones included: `valid` clamped to `[0, width]`; `[batch]`."""
         return np.clip(self.valid.astype(np.int64), 0, self.rows.shape[1])
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The inputs as the reference's `decode` and `bounds` take them, by name.
+
+        The query is that of the rows and heads that are decoded.
+        """
+        return {
+            "query": self.query[: self.batch, : self.heads],
+            "kv": self.kv,
+            "rows": self.rows,
+            "valid": self.valid,
+            "scale_log2": self.scale_log2,
+            "out_scale": self.out_scale,
+        }
+
+    def only(self, rows: slice | Sequence[int]) -> "Case":
+        """Some of the decoded rows alone, over the same cache."""
+        pick = rows if isinstance(rows, slice) else np.array(rows)
+        query = self.query[: self.batch]
+        return replace(self, query=query[pick], rows=self.rows[pick], valid=self.valid[pick])
+
     def row(self, index: int) -> "Case":
         """The same row alone: a case of batch 1 over the same cache."""
-        one = slice(index, index + 1)
-        name = f"{self.name}[{index}]"
-        return replace(
-            self, name=name, query=self.query[one], rows=self.rows[one], valid=self.valid[one]
-        )
+        return replace(self.only([index]), name=f"{self.name}[{index}]")
 
     def digest(self) -> str:
         """SHA-256 over every input: the same digest, the same case, whatever made it."""
@@ -157,10 +174,10 @@ def all_cases(
     Raises ValueError for a name that is no family or no schedule.
     """
     if schedule not in REFERENCE:
-        raise ValueError(f"schedule: {schedule!r} is none of {list(REFERENCE)}")
+        raise ValueError(f"schedule must be one of {list(REFERENCE)}, got {schedule!r}")
     unknown = [name for name in families if name not in FAMILIES]
     if unknown:
-        raise ValueError(f"families: {unknown} are none of {list(FAMILIES)}")
+        raise ValueError(f"families must be of {list(FAMILIES)}, got {unknown}")
     wanted = families or [f.name for f in FAMILIES.values() if pending or not f.pending]
     chosen = [FAMILIES[name] for name in FAMILIES if name in wanted]
     token = _seed.set(seed)
@@ -439,7 +456,7 @@ def _scale_to(target: float, dot: float) -> float:
     for scale in (first, np.nextafter(first, np.float32(0)), np.nextafter(first, np.float32(1e9))):
         if np.float32(dot) * scale == np.float32(target):
             return float(scale)
-    raise ValueError(f"target: no float32 scale takes {dot} to {target}")
+    raise ValueError(f"target must be {dot} times a float32 scale, got {target}")
 
 
 @family

@@ -69,8 +69,8 @@ def compare_bits(
     a, e = bits_of(actual), bits_of(expected)
     if a.shape != e.shape or a.dtype != e.dtype:
         raise ValueError(
-            f"actual: {a.shape} elements of {a.dtype.itemsize} bytes; "
-            f"expected: {e.shape} of {e.dtype.itemsize}; they must be the same"
+            f"actual must be {e.shape} elements of {e.dtype.itemsize} bytes, as expected is, "
+            f"got {a.shape} of {a.dtype.itemsize}"
         )
     where = np.argwhere(a != e)
     first = tuple(_difference(tuple(map(int, i)), e, a) for i in where[:show])

@@ -49,16 +49,7 @@ def check_bounds(
     machine: Machine,
 ) -> BoundCheck:
     """Hold latent and lse of a case, as encodings, against the bounds on them."""
-    limit = bounds(
-        case.query[: case.batch, : case.heads],
-        case.kv,
-        case.rows,
-        case.valid,
-        scale_log2=case.scale_log2,
-        out_scale=case.out_scale,
-        schedule=REFERENCE[case.schedule],
-        machine=machine,
-    )
+    limit = bounds(**case.arguments, schedule=REFERENCE[case.schedule], machine=machine)
     latent, lse = (values_of(array) for array in bits)
     return within(f"{case.name} latent", latent, exact[0], limit.latent) + within(
         f"{case.name} lse", lse, exact[1], limit.lse

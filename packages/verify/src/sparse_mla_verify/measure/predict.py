@@ -4,7 +4,7 @@ The work is split by rows over processes; a row depends on no other (spec.md, "S
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,16 +43,7 @@ class Assessment:
 
 
 def _decode(case: Case, machine: Machine) -> tuple[NDArray[Any], NDArray[Any]]:
-    return decode(
-        case.query[: case.batch, : case.heads],
-        case.kv,
-        case.rows,
-        case.valid,
-        scale_log2=case.scale_log2,
-        out_scale=case.out_scale,
-        schedule=REFERENCE[case.schedule],
-        machine=machine,
-    )
+    return decode(**case.arguments, schedule=REFERENCE[case.schedule], machine=machine)
 
 
 def predict(case: Case, machine: Machine = SM90) -> Bits:
@@ -124,9 +115,7 @@ def _pieces(case: Case, given: Bits | None, machine: str) -> Iterator[_Piece]:
     step = max(1, case.batch * ITEM_TILE_KEYS // max(1, _work(case)))
     for start in range(0, case.batch, step):
         rows = slice(start, start + step)
-        part = replace(
-            case, query=case.query[: case.batch][rows], rows=case.rows[rows], valid=case.valid[rows]
-        )
+        part = case.only(rows)
         kept = given and (given[0][rows], given[1][rows])
         yield _Piece(part, case.name, start, kept, machine)
 

@@ -72,7 +72,7 @@ def ulp_errors(
     ValueError when the shapes differ.
     """
     if bits.shape != exact.shape:
-        raise ValueError(f"bits: shape {bits.shape}; exact: shape {exact.shape}; must be the same")
+        raise ValueError(f"bits must be of exact's shape {exact.shape}, got {bits.shape}")
     size = np.abs(np.where(np.isfinite(exact), exact, 0.0))
     if of_row:
         size = np.broadcast_to(size.max(axis=-1, keepdims=True), size.shape)

@@ -83,26 +83,38 @@ SCHEDULES: Mapping[str, Callable[[Schedule, Case], Schedule]] = MappingProxyType
 # The claims that have counterfactuals: stage and statement.
 CLAIMS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "p-is-e4m3": ("softmax", "P is quantised to E4M3 before it multiplies V."),
-        "p-rounds-to-nearest": ("softmax", "P is rounded to nearest, ties to even."),
-        "p-saturates": ("softmax", "P past the largest E4M3 number becomes that number."),
-        "p-scale-is-448": ("softmax", "P is 448 at the max."),
+        "p-is-e4m3": ("softmax", "P is quantised to E4M3 before it is multiplied by V."),
+        "p-rounds-to-nearest": (
+            "softmax",
+            "P is rounded to the nearest E4M3 number, with ties to even.",
+        ),
+        "p-saturates": ("softmax", "A P above 448, the largest E4M3 number, becomes 448."),
+        "p-scale-is-448": ("softmax", "The key with the largest logit so far gets P = 448."),
         "p-max-is-running": (
             "softmax",
-            "That max is the one of the CTA's keys so far, not of later ones or of other CTAs'.",
+            "P is scaled to the CTA's running max, not to the max of all its keys or of the row.",
         ),
-        "sum-is-of-p": ("softmax", "The row sum is of P before its quantisation."),
+        "sum-is-of-p": ("softmax", "The row sum adds up P before P is quantised."),
         "fp32-accumulation": (
             "logits, partial",
-            "Products accumulate in FP32 as the schedule's tensor-core instruction does it.",
+            "Products are accumulated in FP32 as the schedule's tensor-core instruction does it.",
         ),
-        "order-of-sums": ("schedule", "Sums are added in the schedule's order."),
-        "fp32-partials": ("merge", "The CTAs' partials are merged in FP32."),
-        "one-bf16-rounding": ("merge", "The output is rounded to BF16 once, to nearest even."),
-        "lse-is-natural": ("lse", "Without push the LSE is natural."),
-        "empty-row-convention": ("lse", "A row without keys gives zeros and minus infinity."),
-        "masked-ids": ("gather", "An id outside the cache contributes nothing."),
-        "fixed-split": ("schedule", "How a row is split depends on its own count alone."),
+        "order-of-sums": ("schedule", "All sums are added in the order that the schedule gives."),
+        "fp32-partials": ("merge", "The partials of the CTAs are merged in FP32."),
+        "one-bf16-rounding": (
+            "merge",
+            "The output is rounded to BF16 once, to nearest, with ties to even.",
+        ),
+        "lse-is-natural": ("lse", "Without push mode, the LSE is a natural logarithm."),
+        "empty-row-convention": (
+            "lse",
+            "A row without keys gets latents of 0 and an LSE of -infinity.",
+        ),
+        "masked-ids": ("gather", "An id outside the cache contributes nothing to the output."),
+        "fixed-split": (
+            "schedule",
+            "How a row's keys are split depends on nothing but their number.",
+        ),
     }
 )
 

@@ -96,7 +96,7 @@ def padded_heads(heads: int) -> int:
     for count in HEAD_COUNTS:
         if heads <= count:
             return count
-    raise ValueError(f"heads is {heads}; FlashMLA takes at most {HEAD_COUNTS[-1]}")
+    raise ValueError(f"heads must be at most {HEAD_COUNTS[-1]} for FlashMLA, got {heads}")
 
 
 def list_width(keys: int) -> int:
@@ -118,7 +118,7 @@ def flashmla_cache(kv: torch.Tensor) -> torch.Tensor:
     The values are the same: E4M3 is exact in BF16. Raises ValueError if N is no multiple of 64.
     """
     if len(kv) % PAGE_ROWS:
-        raise ValueError(f"kv has {len(kv)} rows; it may have a multiple of {PAGE_ROWS}")
+        raise ValueError(f"the rows of kv must be a multiple of {PAGE_ROWS}, got {len(kv)}")
     cache = torch.empty((len(kv), TOKEN_BYTES), dtype=torch.uint8, device=kv.device)
     scales_end = LATENT + 4 * (LATENT // 128)
     ones = torch.ones(LATENT // 128, dtype=torch.float32, device=kv.device).view(torch.uint8)

@@ -63,15 +63,15 @@ def parse_schedule(text: str) -> Schedule:
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = entry.partition("=")
         if name not in kinds:
-            raise ValueError(f"schedule has the field {name!r}; it may have {', '.join(kinds)}")
+            raise ValueError(f"schedule's fields must be of {', '.join(kinds)}, got {name!r}")
         if kinds[name] is bool:
             if value not in ("true", "false"):
-                raise ValueError(f"schedule's {name} is {value!r}; it may be true or false")
+                raise ValueError(f"schedule's {name} must be true or false, got {value!r}")
             chosen[name] = value == "true"
         else:
             try:
                 chosen[name] = kinds[name](value)
             except ValueError:
                 kind = kinds[name].__name__
-                raise ValueError(f"schedule's {name} is {value!r}; it may be of {kind}") from None
+                raise ValueError(f"schedule's {name} must be of {kind}, got {value!r}") from None
     return Schedule(**chosen)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ def copied_package(folder: Path) -> Path:
     """Copy the kernel's package into `folder`, the path to import it from; the copy."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        raise ValueError(f"{PACKAGE} is not there to be patched")
+        raise ValueError(f"{PACKAGE} must be importable to be patched, got no such package")
     copy = folder / PACKAGE
     shutil.copytree(Path(spec.origin).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
     return copy
@@ -22,7 +22,7 @@ def copied_package(folder: Path) -> Path:
 def replaced(source: str, old: str, new: str, where: str) -> str:
     """A source with `new` for `old`. Raises ValueError when `old` isn't there exactly once."""
     if source.count(old) != 1:
-        raise ValueError(f"{where} has {source.count(old)} of the line to patch, not 1")
+        raise ValueError(f"{where} must have the line to patch once, got {source.count(old)} of it")
     return source.replace(old, new)
 
 

@@ -45,7 +45,7 @@ class RankInputs:
     def copy_(self, other: "RankInputs") -> None:
         """Take over another step's data; scales must be the same."""
         if self.scales != other.scales:
-            raise ValueError(f"other has the scales {other.scales}; they may be {self.scales}")
+            raise ValueError(f"other's scales must be {self.scales}, got {other.scales}")
         for name in ("query", "kv", "rows", "valid"):
             getattr(self, name).copy_(getattr(other, name))
 

@@ -38,7 +38,7 @@ from sparse_mla_verify.push.step_inputs import (
 )
 
 CLAIM = "lse-is-base-2-when-pushed"
-STATEMENT = "With push the LSE words are base 2, and their owner weights them as base 2."
+STATEMENT = "In push mode the LSE words are in base 2, and the owner weights them in base 2."
 GROUP_STEPS = 5  # of the steps between two GPUs, how many are decoded here
 
 

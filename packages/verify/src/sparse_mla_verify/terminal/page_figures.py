@@ -10,6 +10,6 @@ def between_marks(text: str, table: str) -> str:
     found, count = MARKS.subn(lambda marks: f"{marks[1]}\n{table}\n{marks[2]}", text)
     if count != 1:
         raise ValueError(
-            f"text: has {count} pairs of marks, not one: <!-- figures ... /figures -->"
+            f"text must have one pair of marks <!-- figures ... /figures -->, got {count}"
         )
     return found

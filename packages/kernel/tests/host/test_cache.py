@@ -1,4 +1,4 @@
-"""The cache on disk: what its key covers, and what becomes of an entry that is no good."""
+"""The cache on disk: what its key covers, and what becomes of a damaged entry."""
 
 import contextlib
 import hashlib
@@ -136,7 +136,11 @@ def test_where_entries_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         assert cache.folder() is None
     monkeypatch.setenv("SPARSE_MLA_CACHE", "1")
     monkeypatch.setenv("SPARSE_MLA_CACHE_DIR", "~no-such-user/cache")
-    with pytest.raises(ValueError, match="SPARSE_MLA_CACHE_DIR is ~no-such-user/cache; it may be"):
+    says = (
+        r"^SPARSE_MLA_CACHE_DIR must be a folder, or start with ~ or an existing ~user, "
+        r"got ~no-such-user/cache$"
+    )
+    with pytest.raises(ValueError, match=says):
         cache.folder()
 
 
@@ -144,7 +148,7 @@ def test_where_entries_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def refused(launch: Callable[..., None]) -> str:
-    """What a launcher says to an argument that is no tensor: it runs, if no kernel does."""
+    """The error of a launcher that is given None for tensors: the launcher runs, no kernel does."""
     with pytest.raises(TypeError) as caught:
         launch(None, None, None, None, None, None, 1.0, 1.0)
     return str(caught.value)
@@ -190,7 +194,7 @@ def test_off(root: Path, built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def overwrite(path: Path, content: bytes) -> None:
-    """As a new file: the old one may be loaded, and changing what runs crashes the process."""
+    """Write a new file: the old one may be loaded, and a change to it would crash the process."""
     path.unlink()
     path.write_bytes(content)
 
@@ -237,7 +241,10 @@ def test_an_entry_without_a_manifest_is_replaced(root: Path, built: Any) -> None
 
 
 def test_a_launcher_of_another_cubin(root: Path, built: Any) -> None:
-    """Also where every hash is right: what runs is the cubin whose hash a recording names."""
+    """An entry is refused where every hash is right but the launcher holds another cubin.
+
+    A recording names the hash of the cubin, so that this cubin has to be the one that runs.
+    """
     other = b"\x7fELF" + bytes(1000)
     assert not cache.keep(inputs(), built.launcher, built.ptx, other)
     assert built.keep(inputs())
@@ -246,14 +253,17 @@ def test_a_launcher_of_another_cubin(root: Path, built: Any) -> None:
     (entry / "kernel.cubin").write_bytes(other)
     stated["files"]["kernel.cubin"] = hashlib.sha256(other).hexdigest()
     (entry / "manifest.json").write_text(json.dumps(stated))
-    with pytest.warns(RuntimeWarning, match="holds another cubin"):
+    says = (
+        r"damaged \(launcher\.\w+ must hold kernel\.cubin, got a launcher without it\); the kernel"
+    )
+    with pytest.warns(RuntimeWarning, match=says):
         assert cache.find(inputs()) is None
 
 
 def test_sources_changed_since_they_were_read(
     root: Path, built: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is in memory is compiled; the key of what is on disk by now must not name it."""
+    """A kernel of the sources in memory is not kept under the key of the edited ones on disk."""
     before = inputs()
     monkeypatch.setattr(cache, "_digest_of_sources", lambda: "edited")
     assert not built.keep(before)
@@ -305,8 +315,7 @@ def cross(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def compile_small() -> sparse_mla_kernel.CompiledSparse:
     compile_module._compile_loaded.cache_clear()
-    device = torch.device("cuda", 0)
-    return compile_module._compile_loaded(2, 16, 32, 8, 3, device, None, BASE)
+    return sparse_mla_kernel.compile_sparse(2, 16, 32, 8, 3, "cuda:0")
 
 
 def test_a_kernel_is_compiled_once(root: Path, cross: list[str], built: Any) -> None:
@@ -331,7 +340,7 @@ def test_a_damaged_kernel_is_compiled_again(root: Path, cross: list[str], built:
 def test_a_kernel_is_compiled_beforehand(
     root: Path, cross: list[str], built: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, into the entry that `compile_sparse` finds."""
+    """The kernel is compiled once, into the entry that `compile_sparse` finds."""
     sizes = (2, 16, 32, 8, 3, "sm_90a")
     assert precompile_sparse(*sizes)
     assert precompile_sparse(*sizes)
@@ -343,18 +352,18 @@ def test_a_kernel_is_compiled_beforehand(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "says"),
     [
-        ({"heads": 24}, "heads is 24"),
-        ({"cap": 1}, "cap is 1"),
-        ({"arch": "sm_80"}, "arch is"),
-        ({"schedule": "base"}, "schedule must be a sparse_mla_kernel.Schedule, got a builtins.str"),
-        ({"push": (8, 1, 3)}, "push is"),
+        ({"heads": 24}, "heads must be a positive multiple of 16, got 24"),
+        ({"cap": 1}, "cap must be at least batch, 2, got 1"),
+        ({"arch": "sm_80"}, "arch must be sm_90a, .*, got 'sm_80'"),
+        ({"schedule": "base"}, "schedule must be a sparse_mla_kernel.Schedule, got builtins.str"),
+        ({"push": (8, 1, 3)}, "push must give owner_heads x ranks = heads, 16, got 8"),
     ],
 )
-def test_what_cannot_be_compiled_beforehand(change: dict[str, Any], words: str, root: Path) -> None:
+def test_what_cannot_be_compiled_beforehand(change: dict[str, Any], says: str, root: Path) -> None:
     sizes = {"batch": 2, "heads": 16, "padded": 32, "width": 8, "cap": 3, "arch": "sm_90a"}
-    with pytest.raises((TypeError, ValueError), match=words):
+    with pytest.raises((TypeError, ValueError), match=f"^{says}$"):
         precompile_sparse(**sizes | change)
     assert not root.exists()
 

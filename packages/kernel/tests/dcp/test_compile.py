@@ -1,10 +1,20 @@
 """What the compiler made of a step's kernels."""
 
 import re
+from collections.abc import Callable
 
 import pytest
+import torch
 
-from sparse_mla_kernel import Artifact, MailboxLayout, Schedule, cross_compile, cross_compile_step
+from sparse_mla_kernel import (
+    LOW_LATENCY,
+    Artifact,
+    MailboxLayout,
+    Schedule,
+    compile_step,
+    cross_compile,
+    cross_compile_step,
+)
 
 BOX = MailboxLayout(padded=96, owner_heads=12, ranks=8, cap=5)
 
@@ -20,7 +30,9 @@ def count(artifact: Artifact, pattern: str) -> int:
 
 def test_nothing_spills(step: dict[str, Artifact]) -> None:
     for artifact in step.values():
-        assert "STL" not in artifact.sass()
+        sass = artifact.sass()
+        assert "EXIT" in sass  # the disassembly is one
+        assert "STL" not in sass
         assert ".local" not in artifact.ptx
 
 
@@ -109,3 +121,29 @@ def test_other_schedules(split: int) -> None:
 def test_push_and_step_are_the_same_decode(step: dict[str, Artifact]) -> None:
     alone = cross_compile(5, 96, 96, 256, 5, push=(12, 8, 5))
     assert alone.code_sha256 == step["push_decode"].code_sha256
+
+
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        pytest.param(cross_compile_step, id="cross_compile_step"),
+        pytest.param(
+            lambda *sizes, **given: compile_step(*sizes, device=torch.device("cpu"), **given),
+            id="compile_step",
+        ),
+    ],
+)
+def test_what_cannot_be_compiled(compiler: Callable) -> None:
+    says = r"^schedule\.kernel must be 'base' in push mode, got 'low_latency'$"
+    with pytest.raises(ValueError, match=says):
+        compiler(2, 16, BOX, schedule=LOW_LATENCY)
+    with pytest.raises(TypeError, match=r"^schedule must be a sparse_mla_kernel\.Schedule, got "):
+        compiler(2, 16, BOX, schedule="base")
+    with pytest.raises(TypeError, match=r"^box must be a MailboxLayout, got None$"):
+        compiler(2, 16, None)
+
+
+def test_the_architecture_is_checked() -> None:
+    says = "^arch must be sm_90a, sm_100a, sm_103a or sm_120a, got 'sm_80'$"
+    with pytest.raises(ValueError, match=says):
+        cross_compile_step(2, 16, BOX, "sm_80")
