@@ -26,21 +26,23 @@ LN_2 = float(np.log(2.0))
 _SUSPICIOUS = -1e6
 
 
-def lse2(top: Real, total: Real, machine: Machine) -> Real:
-    """Base-2 LSE of numerators that are 448 at the max (R14): (top - log2 448) + log2 total.
+def lse2(top: Real, total: Real, machine: Machine, *, p_scale_log2: float = P_SCALE_LOG2) -> Real:
+    """Base-2 LSE of a row (R14): (top - log2 448) + log2 total; -inf where ``total`` is 0.
 
     Args:
         top: [...] max of the base-2 logits, ``machine.real``.
-        total: [...] sum of the numerators.
+        total: [...] sum of the numerators, each 2^p_scale_log2 = 448 for a logit of ``top``.
         machine: the arithmetic.
+        p_scale_log2: log2 of the numerator of a logit of ``top``.
     """
-    scale = machine.constant(P_SCALE_LOG2)
-    return machine.add(machine.sub(top, scale), machine.log2(total))
+    unscaled = machine.sub(top, machine.constant(p_scale_log2))  # R14
+    lse = machine.add(unscaled, machine.log2(total))  # R14
+    return np.where(total == 0, machine.constant(-np.inf), lse)
 
 
 def natural(lse2: Real, machine: Machine) -> Real:
     """A base-2 LSE in natural units: one multiply by ln 2 (R14)."""
-    return machine.mul(lse2, machine.constant(LN_2))
+    return machine.mul(lse2, machine.constant(LN_2))  # R14
 
 
 @dataclass(frozen=True)
