@@ -3,10 +3,12 @@
 import inspect
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import sparse_mla_reference
 from sparse_mla_reference import (
     CONTRACT,
     IDEAL,
@@ -159,3 +161,11 @@ def test_a_step_is_marked_where_it_happens(name):
     source = inspect.getsource(getattr(CONTRACT, name))
     marks = set(re.findall(r"# (R\d+(?:, R\d+)*)", source))
     assert marks == {CONTRACT_STEP[name]}
+
+
+def test_every_step_of_the_contract_is_marked_and_no_other():
+    source = Path(sparse_mla_reference.__file__).parent
+    text = "\n".join(path.read_text() for path in sorted(source.rglob("*.py")))
+    marks = [mark for line in re.findall(r"# ([RO]\d+(?:, [RO]\d+)*)$", text, re.M)
+             for mark in line.split(", ")]  # fmt: skip
+    assert set(marks) == {f"R{k}" for k in range(1, 16)} | {f"O{k}" for k in range(1, 8)}

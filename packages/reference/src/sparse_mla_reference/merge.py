@@ -102,7 +102,7 @@ def merge_states(
     In FP32, state after state: w_s = exp(lse_s - max lse), by one EX2 (in base e of the difference
     times log2 e); total = sum of the w_s; the value is the sum of (w_s / total) value_s by FMA; the
     LSE is max + log(total). One state alone comes out as it is. A state whose LSE is -inf is empty:
-    it changes no bit and its value is not looked at. If all are empty the value is 0, the LSE -inf.
+    it changes no bit and its value is not read. If all are empty the value is 0, the LSE -inf.
     A NaN or +inf LSE gives NaN.
 
     Args:
