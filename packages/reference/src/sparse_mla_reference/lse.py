@@ -27,7 +27,7 @@ _SUSPICIOUS = -1e6
 
 
 def lse2(top: Real, total: Real, machine: Machine, *, p_scale_log2: float = P_SCALE_LOG2) -> Real:
-    """Base-2 LSE of a row (R14): (top - log2 448) + log2 total; -inf where ``total`` is 0.
+    """Base-2 LSE of a row (R14): (top - log2 448) + log2 total; -inf for a total of 0.
 
     Args:
         top: [...] max of the base-2 logits, ``machine.real``.
@@ -36,8 +36,7 @@ def lse2(top: Real, total: Real, machine: Machine, *, p_scale_log2: float = P_SC
         p_scale_log2: log2 of the numerator of a logit of ``top``.
     """
     unscaled = machine.sub(top, machine.constant(p_scale_log2))  # R14
-    lse = machine.add(unscaled, machine.log2(total))  # R14
-    return np.where(total == 0, machine.constant(-np.inf), lse)
+    return machine.add(unscaled, machine.log2(total))  # R14
 
 
 def natural(lse2: Real, machine: Machine) -> Real:
