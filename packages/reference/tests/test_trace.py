@@ -4,6 +4,7 @@ import inspect
 import re
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from sparse_mla_reference import (
 )
 from sparse_mla_reference.trace import CONTRACT_STEP, observed
 
-SCALES = {"scale_log2": 0.0625, "out_scale": 0.75}
+SCALES: dict[str, Any] = {"scale_log2": 0.0625, "out_scale": 0.75}
 NAMES = [field.name for field in fields(CONTRACT)]
 SCHEDULES = {
     "two chunks a CTA": Schedule(split=2, chunk=16, warp_keys=8),
@@ -97,7 +98,7 @@ def test_the_stages_are_the_decodes(schedule):
     for cta in range(2):
         chunks = [e.chunk for e in found.entries if e.name == "pv" and e.cta == cta]
         assert chunks == [0, 1]
-        for chunk in chunks:
+        for chunk in (0, 1):
             at = {"cta": cta, "chunk": chunk}
             mine = found.keys(cta, chunk)
             positions += mine.tolist()
