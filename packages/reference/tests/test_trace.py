@@ -145,6 +145,12 @@ def test_where_there_is_nothing():
             trace(*case(), **SCALES, row=row)
 
 
+def test_steps_of_another_kind_are_refused():
+    other: Any = {"quantise": e4m3.encode}
+    with pytest.raises(TypeError, match=r"steps must be a Steps of .*such as CONTRACT, got dict"):
+        decode(*case(), **SCALES, steps=other)
+
+
 def test_a_replaced_step_is_the_models():
     """A kernel that truncates its output: the bits of the contract's row, cut."""
 

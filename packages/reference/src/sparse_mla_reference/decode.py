@@ -84,6 +84,7 @@ def decode(
         TypeError: an argument has the wrong dtype; the message names it.
         ValueError: an argument has the wrong shape; the message names it.
     """
+    arguments.check_kind("steps", steps, Steps, "such as CONTRACT")
     args = arguments.check(query, kv, rows, valid, scale_log2, out_scale, schedule, machine)
     batch, heads = args.query.shape[:2]
     if batch == 0:
