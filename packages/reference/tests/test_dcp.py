@@ -101,9 +101,13 @@ def test_a_nan_row_is_dropped_and_counted():
 
 
 def test_a_negative_nan_in_the_query():
-    """0xFF arrives as 0x7F: its head is NaN on every rank, so it is empty, and counted."""
+    """A word of 0xFF, which would be the sentinel, arrives as 0x7F: its head is NaN on every rank,
+    so it is empty, and counted."""
     query, kv, ids, _ = inputs(6, 2)
-    query[0][1, 1, 575] = 0xFF
+    query[0][1, 1, 572:] = 0xFF
+    box = Mailbox.empty(2, 1, 2)
+    Rank(0, [box]).exchange(query[0])
+    assert box.query[0, 1, 1, 143] == 0x7F7F7F7F
     valid = [np.array([5, 5], np.int32)] * 2
     ids = [np.abs(i) for i in ids]
     out = dcp_step(query, kv, ids, valid, **SCALES)

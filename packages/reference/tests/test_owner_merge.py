@@ -151,7 +151,7 @@ def test_inputs_are_left_alone():
             np.zeros((2, 1, 512), F),
             np.array([[0.0], [-np.inf]], F),
             ValueError,
-            r"lse2\[1, 0\] = -inf.*convert",
+            r"lse2 must be EMPTY_LSE .*convert.*, got -inf at \[1, 0\]",
         ),
         (np.zeros(4, F), np.zeros((), F), ValueError, "payload must be"),
     ],

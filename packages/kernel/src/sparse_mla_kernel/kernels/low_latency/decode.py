@@ -8,8 +8,6 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr, cute
 from cutlass.memory import SmemAllocator
 
-from sparse_mla_kernel.arithmetic.finish import lse_log2, normalise
-from sparse_mla_kernel.io.sink import write_columns, write_lse
 from sparse_mla_kernel.kernels.launch import DecodeKernel
 from sparse_mla_kernel.kernels.low_latency.exchange import accumulate_from, expect_p, push_p
 from sparse_mla_kernel.kernels.low_latency.gather import (
@@ -51,6 +49,8 @@ from sparse_mla_kernel.kernels.low_latency.layout import (
 )
 from sparse_mla_kernel.kernels.low_latency.logits import load_logits, quarter_logits, scale_logits
 from sparse_mla_kernel.kernels.low_latency.merge import (
+    finish_columns,
+    finish_lse,
     hand_over,
     merge_half,
     merge_vector,
@@ -371,12 +371,15 @@ class LowLatencyDecode(DecodeKernel):
                     head = first_head + TILE_HEADS * m + 8 * r + lane // 4
                     gRow = mLatent[row, head, None].iterator
                     for u in cutlass.range_constexpr(layout.units):
-                        low, high = normalise(
-                            rRow[None, u, r, m], rTotal[r, m], rInverse[r, m]
-                        )  # R15
-                        write_columns(gRow + (columns + UNIT_COLUMNS * u), low, high)
+                        finish_columns(
+                            gRow,
+                            columns + UNIT_COLUMNS * u,
+                            rRow[None, u, r, m],
+                            rTotal[r, m],
+                            rInverse[r, m],
+                        )
         elif cta == 0 and warp == 0 and lane < layout.heads:
-            write_lse(mLse, row, first_head + lane, lse_log2(top, total))  # R14
+            finish_lse(mLse, row, first_head + lane, top, total)
 
     @cute.jit
     def apart(
@@ -448,7 +451,7 @@ class LowLatencyDecode(DecodeKernel):
         cute.arch.mbarrier_wait(storage + layout.stats_barrier, 0)
         top, total, inverse = weigh_partials(rWeight, smem, out_scale, layout)
         if cta == 0 and warp == 0 and lane < layout.heads:
-            write_lse(mLse, row, first_head + lane, lse_log2(top, total))  # R14
+            finish_lse(mLse, row, first_head + lane, top, total)
         rRow = cute.make_rmem_tensor(4, Float32)
         rHeadWeight = cute.make_rmem_tensor(layout.split, Float32)
         self.meet()  # this CTA's own partial is whole
@@ -466,7 +469,6 @@ class LowLatencyDecode(DecodeKernel):
             for owner_warp in cutlass.range_constexpr(layout.owner_warps):
                 block = (2 * m + r) * WARP_UNITS + unit
                 merge_vector(rRow, rHeadWeight, smem, block, Int32(owner_warp), layout)
-                low, high = normalise(rRow, head_total, head_inverse)  # R15
                 column = cta * layout.cta_columns + WARP_COLUMNS * owner_warp
                 column += UNIT_COLUMNS * unit + 4 * (lane % 4)
-                write_columns(gRow + column, low, high)
+                finish_columns(gRow, column, rRow, head_total, head_inverse)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import cutlass
 from cutlass import Float32, Int32, const_expr, cute
 
-from sparse_mla_kernel.arithmetic.finish import output_factor
+from sparse_mla_kernel.arithmetic.finish import lse_log2, normalise, output_factor
 from sparse_mla_kernel.arithmetic.merge import partial_weight
+from sparse_mla_kernel.io.sink import write_columns, write_lse
 from sparse_mla_kernel.kernels.low_latency.layout import (
     COLUMN_WARPS,
     WARP,
@@ -210,3 +211,37 @@ def merge_vector(
         acc = load_shared_f32x4(row_vector(smem, Int32(cta), block, owner_warp, layout))
         for k in cutlass.range_constexpr(4):
             rRow[k] = fma_rn(rHeadWeight[cta], acc[k], rRow[k])  # R13
+
+
+# ---- rows to where they go ----------------------------------------------------------------------
+
+
+@cute.jit
+def finish_columns(
+    gRow: cute.Pointer, column: Int32, rRow: cute.Tensor, total: Float32, factor: Float32
+) -> None:
+    """Normalise four merged columns of a head and write them.
+
+    Args:
+        gRow: The head's row in the latent tensor.
+        column: The first of the columns.
+        rRow: ``[4]`` f32, the merged columns; used up.
+        total: The head's row sum.
+        factor: ``out_scale / total``.
+    """
+    low, high = normalise(rRow, total, factor)  # R15
+    write_columns(gRow + column, low, high)
+
+
+@cute.jit
+def finish_lse(mLse: cute.Tensor, row: Int32, head: Int32, top: Float32, total: Float32) -> None:
+    """Write the LSE of a head, natural.
+
+    Args:
+        mLse: ``[batch, padded]`` f32.
+        row: The row.
+        head: The head.
+        top: The head's largest running maximum.
+        total: Its row sum, relative to ``top``.
+    """
+    write_lse(mLse, row, head, lse_log2(top, total))  # R14
