@@ -1,4 +1,4 @@
-"""Decode with its arithmetic altered: the reference with steps replaced.
+"""Decode with altered arithmetic: the reference with steps replaced.
 
 An `Alteration` is one way in which a kernel may differ from the contract; each puts other functions
 in the place of some of the reference's steps (`sparse_mla_reference.Steps`). A set of stages says
@@ -88,18 +88,19 @@ class Alteration:
         p_format: the type of P as an operand of PV.
         p_rounding: how P is rounded to it; `"stochastic"` is one draw of a fixed seed.
         p_saturates: whether P past the largest finite value becomes that value, or NaN.
-        p_scale: P at the max.
-        p_max: whose max that is: of the chunks so far (`"running"`), of all of the CTA's keys, of
-            all of the row's; or, not a max, the row's LSE, so that P is normalised at once.
-        summed: the row sum is of P before or after its rounding.
+        p_scale: P of a key whose logit is the max.
+        p_max: which max: that of the chunks so far (`"running"`), of all of the CTA's keys, or
+            of all of the row's keys; or the row's LSE in place of a max, so that P is normalised at
+            once.
+        summed: whether the row sum adds P before or after its rounding.
         logits: what QK is rounded to before the scale.
         mma: the tensor core: the machine's, Hopper's native FP8 (13 fraction bits), or exact.
         partials: the type of the accumulators that are merged.
         out: roundings of the output: one to BF16; one before `out_scale` and one after; one toward
             zero.
-        lse_base: of the LSE that is written.
+        lse_base: the base of the LSE that is written.
         empty_lse: the LSE of a row without keys.
-        empty_row: its latents.
+        empty_row: the latents of a row without keys.
         invalid: what an id outside the cache does: nothing, or attend to row 0.
     """
 

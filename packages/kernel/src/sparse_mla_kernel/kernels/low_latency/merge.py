@@ -1,6 +1,7 @@
 """Merge: the CTAs' partials of the owned columns to final rows (R13, R15).
 
-Partials lie in the warps' registers where P was exchanged, and else are pushed to the owner.
+Where P was exchanged, the partials lie in the warps' registers. Otherwise they are pushed to the
+CTA that owns their columns.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def push_stats(
     cta: Int32,
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """Warp w: the maximum and the sum of its heads to every CTA of the split, itself included.
+    """Warp w sends the maximum and the sum of its heads to every CTA of the split, also its own.
 
     Args:
         rMax: ``[2 tiles]`` f32, the warp's heads.
@@ -126,7 +127,7 @@ def hand_over(
     takes: cutlass.Constexpr[bool],
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """The first half's rows, by way of shared memory, to the warp that continues them.
+    """Hand the first half's rows, through shared memory, to the warp that continues them.
 
     Args:
         rRow: As :func:`merge_half`; in if the warp gives, out if it takes.
@@ -155,7 +156,7 @@ def hand_over(
 def push_rows(
     rAcc: cute.Tensor, smem: Int32, cta: Int32, layout: cutlass.Constexpr[SharedLayout]
 ) -> None:
-    """Give the owner of this warp's columns this CTA's partial of them.
+    """Send this CTA's partial of the warp's columns to the CTA that owns them.
 
     Args:
         rAcc: From ``accumulate``.
