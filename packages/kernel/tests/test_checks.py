@@ -352,7 +352,7 @@ def test_other_devices(check: Callable[[torch.device], object]) -> None:
 def test_no_cuda_device(check: Callable[[torch.device], object]) -> None:
     says = exactly(
         "device must be a CUDA device that PyTorch can use, got cuda:0, "
-        "and PyTorch finds none on this machine"
+        "and PyTorch finds none on this computer"
     )
     with pytest.raises(RuntimeError, match=says):
         check(torch.device("cuda:0"))

@@ -1,4 +1,4 @@
-"""The recording that comes with the package, on a machine with no GPU."""
+"""The recording that comes with the package, on a computer without a GPU."""
 
 from pathlib import Path
 

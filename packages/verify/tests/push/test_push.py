@@ -20,7 +20,7 @@ from sparse_mla_verify.push.step_inputs import cycle, predict_step, special
 
 needs_gpu = [
     pytest.mark.gpu,
-    pytest.mark.skipif(device_name() is None, reason="no NVIDIA GPU on this machine"),
+    pytest.mark.skipif(device_name() is None, reason="no NVIDIA GPU on this computer"),
 ]
 
 
