@@ -201,6 +201,21 @@ def test_a_fast_rank_is_held_within_a_step_of_a_slow_one():
     assert simulation.done == [4, 2]  # it may send its next query, while rank 1 still has to merge
 
 
+def test_steps_use_the_halves_in_turn():
+    query, kv, ids, valid = inputs(1, 1)
+    box = Mailbox.empty(2, 1, 2)
+    rank = Rank(0, [box])
+    for half in (0, 1, 0):
+        assert rank.parity == half
+        rank.exchange(query[0])
+        assert (box.query[half] != QUERY_SENTINEL).all()
+        assert (box.query[1 - half] == QUERY_SENTINEL).all()
+        rank.decode(kv[0], ids[0], valid[0], batch=2, **SCALES)
+        assert (box.lse[half] != LSE_SENTINEL).all()
+        assert (box.lse[1 - half] == LSE_SENTINEL).all()
+        rank.merge(2)
+
+
 def test_the_machine_has_words():
     with pytest.raises(ValueError, match="machine must be a GPU's, got IDEAL"):
         dcp_step(*inputs(1, 2), **SCALES, machine=IDEAL)

@@ -63,3 +63,22 @@ def test_chunks():
 def test_wrong_fields_are_named(fields, message):
     with pytest.raises(ValueError, match=message):
         Schedule(**fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most", "others"),
+    [
+        ("split", 1, 64, {}),
+        ("chunk", 1, 4096, {"warp_keys": 1}),
+        ("qk_chains", 1, 36, {}),
+        ("warp_keys", 1, 4096, {"chunk": 4096}),
+        ("pv_keys", 1, 4096, {}),
+        ("deal", 0, 1024, {}),
+    ],
+)
+def test_the_limits_themselves_are_inside(name, least, most, others):
+    for value in (least, most):
+        assert getattr(Schedule(**{name: value, **others}), name) == value
+    for value in (least - 1, most + 1):
+        with pytest.raises(ValueError, match=f"{name} must be an integer from {least} to {most}"):
+            Schedule(**{name: value, **others})

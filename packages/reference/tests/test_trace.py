@@ -140,9 +140,25 @@ def test_where_there_is_nothing():
     assert np.isneginf(empty.get("natural")).all()
     with pytest.raises(KeyError, match=r"must be a step that ran .*got 'pv', 0, 0"):
         empty.get("pv", cta=0, chunk=0)
+    ran = r"must be a step that ran \(start of CTA 0, .*of CTA 3\), got 'start', 4"
+    with pytest.raises(KeyError, match=ran):
+        empty.get("start", cta=4)
     for row in (-1, 2):
         with pytest.raises(ValueError, match=f"row must be from 0 to 1, got {row}"):
             trace(*case(), **SCALES, row=row)
+
+
+def test_another_type_is_a_difference_and_is_named_whole():
+    ours = trace(*case(), **SCALES)
+    entries = [
+        replace(e, value=e.value.astype(np.float64)) if e.name in ("lse2", "pv") else e
+        for e in ours.entries
+    ]
+    assert first_difference(ours, replace(ours, entries=tuple(entries))) == (
+        "R12 (pv) of CTA 0, chunk 0"
+    )
+    entries = [replace(e, value=e.value[:1]) if e.name == "lse2" else e for e in ours.entries]
+    assert first_difference(ours, replace(ours, entries=tuple(entries))) == "R14 (lse2)"
 
 
 def test_steps_of_another_kind_are_refused():
