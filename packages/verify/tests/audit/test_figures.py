@@ -3,7 +3,12 @@ from dataclasses import replace
 import pytest
 
 from sparse_mla_verify.__main__ import main
+from sparse_mla_verify.audit.audit_report import apart_markdown
 from sparse_mla_verify.evidence import recordings
+from sparse_mla_verify.evidence.evidence import Trial
+from sparse_mla_verify.evidence.recordings import Host, Outcome
+
+HOST = Host("2000-01-01", "a GPU", 1, "sm_90", "1", "", "", "", "", "", "")
 
 
 def test_figures_are_taken_from_kernels_alone(tmp_path, synthetic, capsys):
@@ -40,3 +45,42 @@ def test_a_recording_or_a_page_that_is_none_ends_with_2(word, tmp_path, capsys):
     said = "".join(capsys.readouterr())
     assert said.count("recording: path must be a recording, got ") == 2
     assert "into must be a file, got " in said
+
+
+OLDER = [
+    ("counterfactual", "p-rz: 7 of 100 elements tell it apart", "7 of 100 elements reject p-rz"),
+    (
+        "bounded",
+        "0 of 9 elements outside; the worst uses 0.5000 of its bound; 1,234 have none",
+        "0 of 9 elements outside; the largest error is 0.5000 of its bound; "
+        "1,234 have no finite bound",
+    ),
+    (
+        "bit-exact",
+        "0 of 2 (row, 16 heads) tiles differ; 16,384 BF16 elements",
+        "0 of 2 tiles (16 heads of a row) differ; they hold 16,384 BF16 elements",
+    ),
+    ("structural", "18 of 18: 10 ex2", "18 of 18 kernels; the first: 10 ex2"),
+    ("structural", "18 of 18; of the first, 10 ex2", "18 of 18 kernels; the first: 10 ex2"),
+    ("bit-exact", "0 of 9 elements differ", "0 of 9 elements differ"),
+]
+
+
+@pytest.mark.parametrize(("kind", "older", "today"), OLDER)
+def test_a_page_shows_older_figures_in_todays_words(kind, older, today):
+    outcome = Outcome("far-rows", "An older statement.", kind, "pass", older)
+    page = apart_markdown([("Head", HOST, [outcome])])
+    assert (
+        f"| `far-rows` | Cache offsets above 2^31 bytes are addressed correctly. | {kind} " in page
+    )
+    assert f"| pass | {today} |" in page
+
+
+def test_a_page_keeps_the_statement_of_a_claim_that_is_no_longer_made():
+    outcome = Outcome("no-such-claim", "An older statement.", "bit-exact", "pass", "0 of 1")
+    page = apart_markdown([("Head", HOST, [outcome])])
+    assert "| `no-such-claim` | An older statement. | bit-exact | pass | 0 of 1 |" in page
+
+
+def test_todays_words_are_those_of_the_claims():
+    assert str(Trial("p-rz", (), elements=100, telling=7)) == OLDER[0][2]
