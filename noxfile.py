@@ -36,7 +36,7 @@ PACKAGES = MappingProxyType(
         "verify": Package("packages/verify", ("pytest", "pytest-xdist", "hypothesis")),
     }
 )
-TYPED = tuple(f"{package.path}/src" for package in PACKAGES.values())
+TYPED = ("packages", "examples", "docs", "conftest.py", "noxfile.py")
 
 # Every matrix product of the reference is small: BLAS threads cost more than they give.
 ONE_THREAD = MappingProxyType(
@@ -134,12 +134,12 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, format and types."""
-    session.install("-c", CONSTRAINTS, "ruff", "mypy", "nox", "numpy", "ml-dtypes", "rich")
-    session.install("-c", CONSTRAINTS, "jinja2", "matplotlib", "pytest", "hypothesis")
+    """Check style, format and types, also of tests, examples and tools."""
+    typed = ("hypothesis", "jinja2", "markdown-it-py", "matplotlib", "ml-dtypes", "nox", "numpy")
+    session.install("-c", CONSTRAINTS, "mypy", "pytest", "rich", "ruff", *typed)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
-    session.run("mypy", *TYPED, "noxfile.py")
+    session.run("mypy", *TYPED)
 
 
 @nox.session

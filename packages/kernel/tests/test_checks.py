@@ -1,6 +1,8 @@
 """Checks of arguments: each error names the argument, what it must be and what it was."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +93,7 @@ def test_sizes_out_of_range(sizes: tuple[int, int, int, int], says: str) -> None
 
 @pytest.mark.parametrize("position", range(4))
 def test_every_size_is_an_int(position: int) -> None:
-    sizes: list[object] = [1, 16, 16, 1]
+    sizes: list[Any] = [1, 16, 16, 1]
     sizes[position] = 16.0
     name = ("batch", "heads", "padded", "width")[position]
     with pytest.raises(TypeError, match=exactly(f"{name} must be an int, got 16.0 (float)")):
@@ -112,7 +114,7 @@ def test_a_q_mailbox_holds_the_batch() -> None:
     with pytest.raises(ValueError, match=exactly("cap must be at least batch, 5, got 4")):
         check_cap(4, 5)
     with pytest.raises(TypeError, match=exactly("cap must be an int, got None (None)")):
-        check_cap(None, 5)
+        check_cap(None, 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("push", [(96, 1, 5), (12, 8, 5), (3, 32, 5)])
@@ -218,7 +220,7 @@ def test_e4m3_as_bytes() -> None:
 
 
 def unseen(**change: object) -> None:
-    given: dict[str, object] = {
+    given: dict[str, Any] = {
         "query": torch.zeros(2, 16, 576, dtype=torch.uint8, device="meta"),
         "kv": torch.zeros(MOST, 576, dtype=torch.uint8, device="meta"),
         "rows": torch.zeros(2, 8, dtype=torch.int32, device="meta"),
@@ -241,7 +243,7 @@ def unseen(**change: object) -> None:
         {"kv": torch.zeros(MOST + 1, 576, dtype=torch.uint8, device="meta")},
     ],
 )
-def test_what_a_launcher_does_not_see(change: dict[str, object]) -> None:
+def test_what_a_launcher_does_not_see(change: dict[str, Any]) -> None:
     unseen()
     unseen(batch=1)
     says = "query, kv, rows and valid must be what the kernel was compiled for, got others"
@@ -340,17 +342,17 @@ def test_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("check", [check_cuda, architecture_of])
-def test_other_devices(check: object) -> None:
+def test_other_devices(check: Callable[[torch.device], object]) -> None:
     with pytest.raises(ValueError, match=exactly("device must be a CUDA device, got cpu")):
         check(CPU)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 @pytest.mark.parametrize("check", [check_cuda, architecture_of])
-def test_no_cuda_device(check: object) -> None:
+def test_no_cuda_device(check: Callable[[torch.device], object]) -> None:
     says = exactly(
         "device must be a CUDA device that PyTorch can use, got cuda:0, "
-        "and PyTorch finds none on this machine"
+        "and PyTorch finds none on this computer"
     )
     with pytest.raises(RuntimeError, match=says):
         check(torch.device("cuda:0"))

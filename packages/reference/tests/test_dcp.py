@@ -101,9 +101,13 @@ def test_a_nan_row_is_dropped_and_counted():
 
 
 def test_a_negative_nan_in_the_query():
-    """0xFF arrives as 0x7F: its head is NaN on every rank, so it is empty, and counted."""
+    """A word of 0xFF, which would be the sentinel, arrives as 0x7F: its head is NaN on every rank,
+    so it is empty, and counted."""
     query, kv, ids, _ = inputs(6, 2)
-    query[0][1, 1, 575] = 0xFF
+    query[0][1, 1, 572:] = 0xFF
+    box = Mailbox.empty(2, 1, 2)
+    Rank(0, [box]).exchange(query[0])
+    assert box.query[0, 1, 1, 143] == 0x7F7F7F7F
     valid = [np.array([5, 5], np.int32)] * 2
     ids = [np.abs(i) for i in ids]
     out = dcp_step(query, kv, ids, valid, **SCALES)
@@ -195,6 +199,21 @@ def test_a_fast_rank_is_held_within_a_step_of_a_slow_one():
     for _ in range(10):
         simulation.advance(0)
     assert simulation.done == [4, 2]  # it may send its next query, while rank 1 still has to merge
+
+
+def test_steps_use_the_halves_in_turn():
+    query, kv, ids, valid = inputs(1, 1)
+    box = Mailbox.empty(2, 1, 2)
+    rank = Rank(0, [box])
+    for half in (0, 1, 0):
+        assert rank.parity == half
+        rank.exchange(query[0])
+        assert (box.query[half] != QUERY_SENTINEL).all()
+        assert (box.query[1 - half] == QUERY_SENTINEL).all()
+        rank.decode(kv[0], ids[0], valid[0], batch=2, **SCALES)
+        assert (box.lse[half] != LSE_SENTINEL).all()
+        assert (box.lse[1 - half] == LSE_SENTINEL).all()
+        rank.merge(2)
 
 
 def test_the_machine_has_words():

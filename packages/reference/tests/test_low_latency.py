@@ -10,6 +10,7 @@ from sparse_mla_reference.bounds import bounds
 from sparse_mla_reference.instructions.mma_models import SM90_E4M3_AS_F16
 from sparse_mla_reference.instructions.tensor_core import mma
 from sparse_mla_reference.schedule import BASE, LOW_LATENCY, Schedule
+from sparse_mla_reference.softmax import ordered_sum
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 32, 33, 63, 256, 300])
@@ -52,6 +53,19 @@ def test_products_are_summed_by_the_fp16_instruction_in_four_runs_of_columns():
     # One key: p = EX2(s - (s - log2 448)), and the row sum is p.
     lse2 = (logit - log2_448) + SM90.log2(SM90.ex2(logit - (logit - log2_448)))
     assert np.array_equal(lse[0], lse2 * np.float32(np.log(2.0)))
+
+
+def test_a_chunk_is_summed_as_one_tree():
+    """All 64 keys: neighbours are added, then neighbouring pairs, up to the halves."""
+    p = np.exp2(np.random.default_rng(6).uniform(-20, 8.8, (200, 64))).astype(np.float32)
+
+    def tree(x):
+        half = x.shape[1] // 2
+        return x[:, 0] if half == 0 else tree(x[:, :half]) + tree(x[:, half:])
+
+    found = ordered_sum(p, LOW_LATENCY, SM90)
+    assert np.array_equal(found, tree(p))
+    assert (found != ordered_sum(p, BASE, SM90)).any()
 
 
 def test_it_is_inside_its_bound_and_differs_from_the_base_schedule():

@@ -39,26 +39,33 @@ def test_every_mark_of_an_empty_row_becomes_the_other(source, target):
 def test_an_empty_row_has_no_word_in_some_libraries(source):
     mark = np.array([[0.0, source.empty[0]]], np.float32)
     for target in (lse.AITER_MERGE, lse.TILELANG_SPARSE_MLA):
-        with pytest.raises(ValueError, match=r"lse\[0, 1\] = .* means no keys, which .* has no"):
+        with pytest.raises(
+            ValueError, match=r"lse\[0, 1\] must not mean no keys, for which .* has no value, got"
+        ):
             convert(mark, source, target)
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf, -(2.0**30)])
 def test_unfixed_marks_are_refused(value):
     for source in (lse.AITER_MERGE, lse.TILELANG_SPARSE_MLA):
-        with pytest.raises(ValueError, match=r"lse\[1\] = .* may mean no keys"):
+        says = r"lse\[1\] must be finite and at least -1e\+06 .*no fixed value .*, got"
+        with pytest.raises(ValueError, match=says):
             convert(np.array([3.0, value], np.float32), source, lse.SPARSE_MLA)
 
 
 def test_a_real_value_that_would_mean_empty_is_refused():
-    with pytest.raises(ValueError, match=r"lse\[0\] = inf is a real LSE and would mean no keys"):
+    with pytest.raises(
+        ValueError, match=r"lse\[0\] must not become the value that means no keys .*, got inf"
+    ):
         convert(np.array([np.inf], np.float32), lse.SPARSE_MLA, lse.FLASH_MLA)
-    with pytest.raises(ValueError, match="would mean no keys to FlashInfer SM120 sparse"):
+    with pytest.raises(ValueError, match="means no keys to FlashInfer SM120 sparse, got"):
         convert(np.array([-1e30], np.float32), lse.FLASHINFER, lse.FLASHINFER_SM120_SPARSE)
 
 
 def test_below_a_finite_mark_is_refused():
-    with pytest.raises(ValueError, match=r"lse\[0\] = -2.*e\+30 is below .*-1e\+30"):
+    with pytest.raises(
+        ValueError, match=r"lse\[0\] must not be below .*-1e\+30, .*, got -2.*e\+30"
+    ):
         is_empty(np.array([-2e30], np.float32), lse.FLASHINFER_SM120_SPARSE)
 
 
@@ -72,6 +79,20 @@ def test_natural_is_one_float32_multiply():
     np.testing.assert_array_equal(natural(values, SM90), values * np.float32(np.log(2)))
 
 
+def test_base_2_is_the_max_plus_the_logarithm_of_the_unscaled_total():
+    top, total = np.array([3.0, 3.0, -np.inf], np.float32), np.array([1.0, 448.0, 0.0], np.float32)
+    got = lse.lse2(top, total, SM90)
+    want = [np.float32(3) - np.float32(np.log2(448)), np.float32(3), np.float32(-np.inf)]
+    assert np.array_equal(got, np.array(want))
+
+
+def test_where_no_value_is_fixed_minus_a_million_is_the_least_sure_lse():
+    least = np.float32(-1e6)
+    assert not is_empty(np.array([least]), lse.AITER_MERGE).any()
+    with pytest.raises(ValueError, match=r"must be finite and at least -1e\+06"):
+        is_empty(np.array([np.nextafter(least, np.float32(-np.inf))]), lse.AITER_MERGE)
+
+
 def test_dtype_is_checked():
     with pytest.raises(TypeError, match="lse must be float32, got float64"):
         convert(np.array([1.0]), lse.FLASH_MLA, lse.FLASHINFER)
@@ -80,19 +101,19 @@ def test_dtype_is_checked():
 @pytest.mark.parametrize(
     ("value", "source", "target", "why"),
     [
-        (-2.1e38, lse.SPARSE_MLA, lse.MAILBOX, "would be below this project's mailbox's -3e"),
-        (-2e30, lse.SPARSE_MLA, lse.FLASHINFER_SM120_SPARSE, "would be below .*-1e"),
-        (-2e30, lse.FLASHINFER, lse.FLASHINFER_SM120_SPARSE, "would be below .*-1e"),
-        (3e38, lse.SPARSE_MLA, lse.FLASHINFER, "leaves float32's range in base 2"),
-        (-3e38, lse.SPARSE_MLA, lse.FLASHINFER, "leaves float32's range in base 2"),
-        (3e38, lse.FLASH_ATTENTION_3, lse.TILELANG_SPARSE_MLA, "leaves float32's range in base 2"),
-        (-2e6, lse.SPARSE_MLA, lse.AITER_MERGE, "may mean no keys: AITER"),
-        (np.nan, lse.SPARSE_MLA, lse.AITER_MERGE, "may mean no keys: AITER"),
+        (-2.1e38, lse.SPARSE_MLA, lse.MAILBOX, "not be below this project's mailbox's -3e"),
+        (-2e30, lse.SPARSE_MLA, lse.FLASHINFER_SM120_SPARSE, "not be below .*-1e"),
+        (-2e30, lse.FLASHINFER, lse.FLASHINFER_SM120_SPARSE, "not be below .*-1e"),
+        (3e38, lse.SPARSE_MLA, lse.FLASHINFER, "stay in float32's range in base 2"),
+        (-3e38, lse.SPARSE_MLA, lse.FLASHINFER, "stay in float32's range in base 2"),
+        (3e38, lse.FLASH_ATTENTION_3, lse.TILELANG_SPARSE_MLA, "stay in float32's range in base 2"),
+        (-2e6, lse.SPARSE_MLA, lse.AITER_MERGE, "be finite and at least .*AITER"),
+        (np.nan, lse.SPARSE_MLA, lse.AITER_MERGE, "be finite and at least .*AITER"),
     ],
 )
 def test_nothing_is_written_that_could_not_be_read(value, source, target, why):
     values = np.array([1.0, value], np.float32)
-    with pytest.raises(ValueError, match=rf"lse\[1\] = .* {why}"):
+    with pytest.raises(ValueError, match=rf"lse\[1\] must {why}.*, got "):
         convert(values, source, target)
 
 

@@ -125,6 +125,13 @@ def test_merge_states_in_base_2_is_the_owner_merge():
     np.testing.assert_array_equal(SM90.round_out(value).view(np.uint16), latent.view(np.uint16))
 
 
+def test_states_of_one_head_need_no_axis():
+    values, lses = states(np.random.default_rng(49), 3)
+    value, lse = merge_states(values[:, 0], lses[:, 0], base="2")
+    together = merge_states(values, lses, base="2")
+    assert same((value, lse), (together[0][0], together[1][0]))
+
+
 def test_wrong_states_are_named():
     values, lses = states(np.random.default_rng(48), 2)
     with pytest.raises(ValueError, match="base must be '2' or 'e', got '10'"):

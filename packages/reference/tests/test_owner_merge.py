@@ -151,7 +151,7 @@ def test_inputs_are_left_alone():
             np.zeros((2, 1, 512), F),
             np.array([[0.0], [-np.inf]], F),
             ValueError,
-            r"lse2\[1, 0\] = -inf.*convert",
+            r"lse2 must be EMPTY_LSE .*convert.*, got -inf at \[1, 0\]",
         ),
         (np.zeros(4, F), np.zeros((), F), ValueError, "payload must be"),
     ],
@@ -164,3 +164,13 @@ def test_wrong_arguments(payload, lse2, error, says):
 def test_the_machine_is_not_its_name():
     with pytest.raises(TypeError, match=r"machine must be a Machine of .*, got str"):
         owner_merge(np.zeros((2, 3, 512), F), np.zeros((2, 3), F), machine="SM90")  # type: ignore[arg-type]
+
+
+def test_one_head_alone_needs_no_axis():
+    rng = np.random.default_rng(57)
+    payload = rng.standard_normal((3, 512)).astype(np.float32)
+    lse2 = rng.uniform(-9, 9, 3).astype(np.float32)
+    latent, lse = owner_merge(payload, lse2)
+    together = owner_merge(payload[:, None], lse2[:, None])
+    assert same_bits(latent, together[0][0]).all()
+    assert same_bits(lse, together[1][0]).all()

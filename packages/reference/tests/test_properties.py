@@ -19,6 +19,7 @@ from sparse_mla_reference import (
     minifloat,
     ulp,
 )  # fmt: skip
+from sparse_mla_reference.bounds import EX2_ERROR
 from sparse_mla_reference.instructions.libdevice import log2f
 from sparse_mla_reference.instructions.mufu import ex2
 from sparse_mla_reference.instructions.tensor_core import MODELS, mma
@@ -84,11 +85,18 @@ def test_ulp_distance_is_a_metric_on_a_line(x, y):
 @given(st.floats(width=32, min_value=-200, max_value=200), st.floats(width=32, min_value=0))
 def test_ex2_grows_and_log2f_grows_to_an_ulp(x, step):
     pair = np.array([x, np.float32(x) + np.float32(step)], np.float32)
-    low, high = ex2(pair)
+    low, high = powers = ex2(pair)
     assert low <= high
-    positive = np.abs(pair)
-    a, b = log2f(np.sort(positive))
+    with np.errstate(over="ignore"):
+        exact = np.exp2(pair.astype(np.float64))
+    normal = (exact >= 2.0**-126) & (exact < 2.0**128 * (1 - EX2_ERROR))
+    assert np.all(np.abs(powers[normal] - exact[normal]) <= EX2_ERROR * exact[normal])
+    positive = np.sort(np.abs(pair))
+    a, b = logarithms = log2f(positive)
     assert a <= b or ulp.distance(np.array([a], np.float32), np.array([b], np.float32))[0] <= 1
+    with np.errstate(divide="ignore"):
+        nearest = np.log2(positive.astype(np.float64)).astype(np.float32)
+    assert np.all(ulp.distance(logarithms, nearest) <= 1)
 
 
 @MODERATE

@@ -1,8 +1,10 @@
 """The division of keys."""
 
+from dataclasses import asdict
+
 import pytest
 
-from sparse_mla_reference import BASE, Schedule
+from sparse_mla_reference import BASE, LOW_LATENCY, Schedule
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 7, 8, 31, 64, 255, 256, 257, 511, 2048])
@@ -15,6 +17,26 @@ def test_parts_cover_the_list_in_order(count, split):
     assert [i for p in parts for i in range(count)[p]] == list(range(count))
     for rank, part in enumerate(parts):
         assert (part.start, part.stop) == (min(count, rank * per), min(count, rank * per + per))
+
+
+SHIPPED = {
+    "base": (
+        BASE,
+        {"split": 4, "chunk": 64, "qk_chains": 2, "warp_keys": 8, "pv_keys": 32,
+         "qk_order": "strided", "deal": 0, "mma": "e4m3"},
+    ),
+    "low latency": (
+        LOW_LATENCY,
+        {"split": 8, "chunk": 64, "qk_chains": 4, "warp_keys": 64, "pv_keys": 16,
+         "qk_order": "blocked", "deal": 8, "mma": "f16"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("schedule", "numbers"), SHIPPED.values(), ids=SHIPPED)
+def test_what_ships(schedule, numbers):
+    """The kernels' numbers. More zero rows of V change no bit, so pv_keys shows here alone."""
+    assert asdict(schedule) == numbers
 
 
 def test_chunks():
@@ -41,3 +63,22 @@ def test_chunks():
 def test_wrong_fields_are_named(fields, message):
     with pytest.raises(ValueError, match=message):
         Schedule(**fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most", "others"),
+    [
+        ("split", 1, 64, {}),
+        ("chunk", 1, 4096, {"warp_keys": 1}),
+        ("qk_chains", 1, 36, {}),
+        ("warp_keys", 1, 4096, {"chunk": 4096}),
+        ("pv_keys", 1, 4096, {}),
+        ("deal", 0, 1024, {}),
+    ],
+)
+def test_the_limits_themselves_are_inside(name, least, most, others):
+    for value in (least, most):
+        assert getattr(Schedule(**{name: value, **others}), name) == value
+    for value in (least - 1, most + 1):
+        with pytest.raises(ValueError, match=f"{name} must be an integer from {least} to {most}"):
+            Schedule(**{name: value, **others})

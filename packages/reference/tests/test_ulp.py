@@ -62,3 +62,15 @@ def test_wrong_pairs_are_named():
         ulp.same_bits(swapped, swapped)
     with pytest.raises(ValueError, match=r"a and b must share a shape, got \(1,\) and \(2,\)"):
         ulp.same_bits(np.array([1], np.float32), np.array([1, 2], np.float32))
+
+
+def test_a_distance_of_2_to_the_63_is_no_overflow():
+    """2.0 has the code 2^62, and its lower neighbour with a minus sign lies 2^63 codes below it."""
+    a, b = np.array([2.0]), -np.nextafter(np.array([2.0]), 0)
+    assert ulp.distance(a, b).tolist() == [ulp.UNORDERED - 1]
+
+
+def test_a_table_gives_shares_of_all():
+    assert "100.000000%" in ulp.table({"0": 1})
+    assert "25.000000%" in ulp.table({"0": 1, "1": 3})
+    assert "0.000000%" in ulp.table({"0": 0})

@@ -292,7 +292,7 @@ def architecture_of(device: torch.device) -> str:
     Raises:
         ValueError: ``device`` is not a CUDA device, or is of an architecture that the kernel does
             not compile for: one without thread-block clusters and bulk copies.
-        RuntimeError: PyTorch finds no CUDA device on this machine.
+        RuntimeError: PyTorch finds no CUDA device on this computer.
     """
     check_cuda(device)
     capability = torch.cuda.get_device_capability(device)
@@ -306,18 +306,18 @@ def architecture_of(device: torch.device) -> str:
 
 
 def check_cuda(device: torch.device) -> None:
-    """Raise unless ``device`` is a CUDA device, on a machine that has one.
+    """Raise unless ``device`` is a CUDA device, on a computer that has one.
 
     Raises:
         ValueError: ``device`` is of another type.
-        RuntimeError: PyTorch finds no CUDA device on this machine.
+        RuntimeError: PyTorch finds no CUDA device on this computer.
     """
     if device.type != "cuda":
         raise ValueError(f"device must be a CUDA device, got {device}")
     if not torch.cuda.is_available():
         raise RuntimeError(
             f"device must be a CUDA device that PyTorch can use, got {device}, "
-            "and PyTorch finds none on this machine"
+            "and PyTorch finds none on this computer"
         )
 
 

@@ -1,7 +1,7 @@
 """What each kernel is: the schedules that it runs, where it runs, and in which modes.
 
-A kernel that comes has a folder beside the others and an entry here; nothing else asks which
-kernels there are. The entries are data: reading them loads no compiler.
+A new kernel gets a folder beside the others and an entry here. No other file lists the kernels. The
+entries are data, and reading them loads no compiler.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Kernel:
         deal: Values that its ``deal`` may have.
         modes: Which of latent mode and push mode it has.
         runs_on: Architectures on which its bits have been compared with the reference's.
-        compiles_for: Architectures that it compiles for; on those that ``runs_on`` lacks nothing
-            has run.
+        compiles_for: Architectures that it compiles for. Nothing has run on those that are not in
+            ``runs_on``.
         shared_bytes: The most shared memory that a CTA of it takes, in bytes.
     """
 

@@ -1,6 +1,7 @@
 """What decides the order of rounding, as data.
 
-The reference has a ``Schedule`` of its own, which says more; the verify layer holds them together.
+The reference has a ``Schedule`` of its own, with more fields. Tests of the verify layer compare
+the two.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TILE_HEADS = 16
 class Schedule:
     """The shape of the computation, wherever it decides the order in which numbers are rounded.
 
-    The defaults are those of the base kernel. What each kernel can run, the registry says
+    The defaults are those of the base kernel. The registry says what each kernel can run
     (:data:`sparse_mla_kernel.registry.KERNELS`).
 
     Args:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def zeros(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     return torch.zeros(*shape, dtype=dtype)
 
 
-def arguments() -> dict[str, object]:
+def arguments() -> dict[str, Any]:
     return {
         "query": zeros(BATCH, OWNER_HEADS, 576),
         "kv": zeros(N, 576),
@@ -195,12 +196,12 @@ def test_what_the_launcher_of_a_step_checks(
         launch_step(*given.values(), stand_in().arguments)
 
 
-def _part(name: str) -> object:
+def _part(name: str) -> Callable[..., Any]:
     named = arguments()
-    scales = named["scale_log2"], named["out_scale"]
-    parts = {
+    decoded = [named[n] for n in (*KEYS, "scale_log2", "out_scale")]
+    parts: dict[str, Callable[..., Any]] = {
         "query_exchange": lambda k, m: query_exchange(k, m, named["query"]),
-        "push_decode": lambda k, m: push_decode(k, m, *(named[n] for n in KEYS), *scales),
+        "push_decode": lambda k, m: push_decode(k, m, *decoded),
         "owner_merge": lambda k, m: owner_merge(k, m, named["latent"], named["lse"]),
         "step": lambda k, m: run_dcp(k, m, **named),
     }
@@ -253,8 +254,8 @@ def test_a_lost_peer_is_named_before_anything_is_launched(
     ],
 )
 def test_a_wrong_compile(
-    batch: object,
-    width: object,
+    batch: Any,
+    width: Any,
     error: type[Exception],
     says: str,
     stand_in: Callable[..., DcpMailbox],
@@ -265,14 +266,14 @@ def test_a_wrong_compile(
 
 def test_a_compile_without_a_mailbox() -> None:
     with pytest.raises(TypeError, match=r"^mailbox must be a DcpMailbox, got str$"):
-        compile_dcp("mailbox", BATCH, WIDTH)
+        compile_dcp("mailbox", BATCH, WIDTH)  # type: ignore[arg-type]
 
 
 def test_a_wrong_decode(stand_in: Callable[..., DcpMailbox]) -> None:
     named = arguments()
     del named["latent"], named["lse"]
     with pytest.raises(TypeError, match=r"^mailbox must be a DcpMailbox, got None$"):
-        dcp_decode(None, **named)
+        dcp_decode(None, **named)  # type: ignore[arg-type]
     says = exactly("query must have 3 dimensions, got shape [8, 576]")
     with pytest.raises(ValueError, match=says):
         dcp_decode(stand_in(), **{**named, "query": named["query"][0]})

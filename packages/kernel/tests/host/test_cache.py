@@ -20,11 +20,11 @@ from sparse_mla_kernel import BASE, LOW_LATENCY, MailboxLayout, compile_step, pr
 from sparse_mla_kernel.host import build, cache
 from sparse_mla_kernel.host import compile as compile_module
 
-SIZES = {"batch": 2, "heads": 16, "padded": 32, "width": 8, "cap": 3, "push": None}
+SIZES: dict[str, Any] = {"batch": 2, "heads": 16, "padded": 32, "width": 8, "cap": 3, "push": None}
 SIZES |= {"schedule": asdict(BASE)}
 
 
-def inputs(**change: object) -> dict[str, object]:
+def inputs(**change: object) -> dict[str, Any]:
     return cache.describe("decode", "sm_90a", SIZES | change)
 
 
@@ -55,7 +55,7 @@ def test_the_same_inputs_have_the_same_key() -> None:
         *({"schedule": asdict(BASE) | {name: 9}} for name in asdict(BASE)),
     ],
 )
-def test_every_size_and_the_schedule_are_in_the_key(change: dict[str, object]) -> None:
+def test_every_size_and_the_schedule_are_in_the_key(change: dict[str, Any]) -> None:
     assert cache.key(inputs(**change)) != cache.key(inputs())
 
 
@@ -193,7 +193,7 @@ def test_off(root: Path, built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list(root.iterdir())) == 1
 
 
-def overwrite(path: Path, content: bytes) -> None:
+def overwrite(path: Path, content: bytes | bytearray) -> None:
     """Write a new file: the old one may be loaded, and a change to it would crash the process."""
     path.unlink()
     path.write_bytes(content)
@@ -362,7 +362,8 @@ def test_a_kernel_is_compiled_beforehand(
     ],
 )
 def test_what_cannot_be_compiled_beforehand(change: dict[str, Any], says: str, root: Path) -> None:
-    sizes = {"batch": 2, "heads": 16, "padded": 32, "width": 8, "cap": 3, "arch": "sm_90a"}
+    sizes: dict[str, Any] = {"batch": 2, "heads": 16, "padded": 32, "width": 8, "cap": 3}
+    sizes["arch"] = "sm_90a"
     with pytest.raises((TypeError, ValueError), match=f"^{says}$"):
         precompile_sparse(**sizes | change)
     assert not root.exists()

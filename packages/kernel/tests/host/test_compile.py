@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from sparse_mla_kernel import (
 from sparse_mla_kernel.host import build
 from sparse_mla_kernel.host.sizes import DecodeSizes
 
-SIZES = {"batch": 2, "heads": 32, "padded": 48, "width": 128, "cap": 4}
+SIZES: dict[str, Any] = {"batch": 2, "heads": 32, "padded": 48, "width": 128, "cap": 4}
 
 WRONG = [
     ({"batch": 0}, ValueError, "batch must be from 1 to 65535, got 0"),
@@ -64,7 +65,7 @@ def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("change", "error", "says"), WRONG)
 def test_sizes_out_of_range(
-    change: dict[str, object], error: type[Exception], says: str, compiler: Callable
+    change: dict[str, Any], error: type[Exception], says: str, compiler: Callable
 ) -> None:
     with pytest.raises(error, match=f"^{says}$"):
         compiler(**SIZES | change)
@@ -90,7 +91,7 @@ def test_sizes_are_told_apart_by_every_field() -> None:
     assert (sizes.push, sizes.schedule) == (None, BASE)
     assert DecodeSizes(**SIZES) == sizes
     assert hash(DecodeSizes(**SIZES)) == hash(sizes)
-    others = {
+    others: dict[str, Any] = {
         "batch": 3,
         "heads": 16,
         "padded": 64,

@@ -7,6 +7,7 @@ too, with tensors that say that they are on a GPU: a machine without one launche
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, SupportsFloat
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ KERNEL = CompiledSparse(
 )
 
 
-def arguments() -> dict[str, object]:
+def arguments() -> dict[str, Any]:
     return {
         "query": torch.zeros(CAP, PADDED, 576, dtype=torch.uint8),
         "kv": torch.zeros(N, 576, dtype=torch.float8_e4m3fn),
@@ -263,7 +264,7 @@ def test_right_arguments_are_launched_once() -> None:
 
 
 @pytest.mark.parametrize("scale", [1, torch.tensor(0.5).numpy()[()], -3.4028234663852886e38])
-def test_scales_of_other_types(scale: object) -> None:
+def test_scales_of_other_types(scale: SupportsFloat) -> None:
     launched: list[tuple] = []
     kernel = replace(KERNEL, launch=lambda *given: launched.append(given))
     run_sparse(kernel, **{**arguments(), "out_scale": scale})
@@ -334,7 +335,7 @@ def test_the_launcher_refuses(
 
 def test_wrong_kernel() -> None:
     with pytest.raises(TypeError, match=r"^kernel must be what compile_sparse returned, got str$"):
-        run_sparse("kernel", **arguments())
+        run_sparse("kernel", **arguments())  # type: ignore[arg-type]
 
 
 MANY = "kv must have at most 2147483647 rows (2^31 - 1), got 2147483648"
@@ -396,7 +397,7 @@ GIVEN = {
 }
 
 
-def push_arguments() -> dict[str, object]:
+def push_arguments() -> dict[str, Any]:
     return arguments() | dict.fromkeys(GIVEN)
 
 
@@ -463,7 +464,7 @@ def test_a_lost_peer_is_named_before_the_launch(stand_in: Callable[..., DcpMailb
 
 
 def test_what_push_mode_launches_with(stand_in: Callable[..., DcpMailbox]) -> None:
-    seen: list[object] = []
+    seen: list[Any] = []
     mailbox, named = stand_in(), push_arguments()
     run_sparse(replace(PUSHED, launch=lambda *given: seen.extend(given)), **named, push=mailbox)
     assert seen[0].data_ptr() == named["kv"].data_ptr()

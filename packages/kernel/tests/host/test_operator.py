@@ -1,6 +1,7 @@
 """The PyTorch operator: its shapes without a GPU, and its schedules by name."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def test_what_the_operator_refuses(device: str) -> None:
 
 
 def test_the_operator_takes_a_schedule_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[dict[str, object]] = []
+    taken: list[dict[str, Any]] = []
 
     def decode(*_: torch.Tensor, **named: object) -> tuple[torch.Tensor, torch.Tensor]:
         taken.append(named)

@@ -57,12 +57,12 @@ def test_malformed_tables(entry: str) -> None:
 
 def test_sizes_are_ints() -> None:
     with pytest.raises(TypeError, match=r"^rows must be an int, got 1\.0 \(float\)$"):
-        sparse_for(1.0, 96, 96)
+        sparse_for(1.0, 96, 96)  # type: ignore[arg-type]
 
 
 def test_a_table_is_text() -> None:
     with pytest.raises(TypeError, match=r"^table must be a str such as '1-8:sparse', got int$"):
-        parse_table(5)
+        parse_table(5)  # type: ignore[arg-type]
 
 
 # Schedules
@@ -139,7 +139,7 @@ def test_a_table_of_schedules_has_entries() -> None:
         schedule_for(1, 96, table=" , ")
     says = r"^table must be a str such as '1-8x96:low-latency', got int$"
     with pytest.raises(TypeError, match=says):
-        parse_schedules(5)
+        parse_schedules(5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

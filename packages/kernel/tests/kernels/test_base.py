@@ -1,11 +1,13 @@
 """The base kernel: what it compiles to, and its shared memory."""
 
+from typing import Any
+
 import pytest
 
 from sparse_mla_kernel import BASE, LOW_LATENCY, Schedule, SparseDcpDecode, cross_compile
 from sparse_mla_kernel.kernels.base.layout import THREADS, shared_layout
 
-SIZES = {"batch": 2, "heads": 32, "padded": 48, "width": 128, "cap": 4}
+SIZES: dict[str, Any] = {"batch": 2, "heads": 32, "padded": 48, "width": 128, "cap": 4}
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a", "sm_120a"])

@@ -1,6 +1,7 @@
 """The low-latency kernel: what it compiles to, its tiles, and its shared memory."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from sparse_mla_kernel import BASE, LOW_LATENCY, cross_compile
 from sparse_mla_kernel.kernels.low_latency.decode import LowLatencyDecode
 from sparse_mla_kernel.kernels.low_latency.layout import shared_layout
 
-SIZES = {"batch": 2, "heads": 32, "padded": 48, "width": 128, "cap": 4}
+SIZES: dict[str, Any] = {"batch": 2, "heads": 32, "padded": 48, "width": 128, "cap": 4}
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a", "sm_120a"])

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ SIZES = {"ranks": 2, "owner_heads": 8, "cap": 3}
         ({"device": "cpu"}, ValueError, "device must be a CUDA device, got cpu"),
     ],
 )
-def test_a_wrong_mailbox(change: dict[str, object], error: type[Exception], says: str) -> None:
+def test_a_wrong_mailbox(change: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=f"^{re.escape(says)}$"):
         DcpMailbox.emulated(**SIZES | change)
 

@@ -14,7 +14,10 @@ from sparse_mla_reference.schedule import ROW, Schedule
 
 @dataclass(frozen=True)
 class Arguments:
-    """What ``decode`` was given: E4M3 as bytes [B, H, 576] and [N, 576], scales as float32."""
+    """The checked arguments of ``decode``.
+
+    ``query`` [B, H, 576] and ``kv`` [N, 576] are E4M3 bytes, the scales float32.
+    """
 
     query: NDArray[np.uint8]
     kv: NDArray[np.uint8]
@@ -75,7 +78,7 @@ def check_plan(schedule: Schedule, machine: Machine) -> None:
     step = machine.multiplying(schedule.mma).step
     if schedule.pv_keys % step:
         raise ValueError(
-            f"schedule's pv_keys must be a multiple of {step}, the step of {machine.name}'s "
+            f"schedule.pv_keys must be a multiple of {step}, the step of {machine.name}'s "
             f"instruction with mma={schedule.mma!r}, got {schedule.pv_keys}"
         )
 

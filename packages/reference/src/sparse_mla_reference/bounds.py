@@ -2,8 +2,8 @@
 
 Notation: u = 2^-24. A key j has the exact base-2 logit s_j and softmax weight w_j = 2^(s_j - LSE2);
 v_j is its latent row; hats are the kernel's values. The running max m only scales: as exact numbers
-2^(s_j - m_t) 2^(m_t - m_t+1) ... 2^(m_c - max) doesn't depend on the m's, so an m that is off moves
-nothing and only the roundings around it count.
+2^(s_j - m_t) 2^(m_t - m_t+1) ... 2^(m_c - max) doesn't depend on the m's. So the error of an m
+changes nothing by itself; only the roundings of the differences that it enters count.
 
 1. **QK** (R1, R2). The sums of one instruction err by at most k_term sum|q k| over its columns,
    adding it to the accumulator by k_run of the absolute sum so far (``_mma_error``).
@@ -115,7 +115,7 @@ class _Weights(NamedTuple):
     weight: Float64s  # w_j
     error: Float64s  # E_j
     quantisation: Float64s  # r_j
-    total: Float64s  # D, at 448 for the max
+    total: Float64s  # D, with 448 for the key of the largest logit
     total_error: Float64s  # E_D
     top: Float64s  # the row max m
     top_error: Float64s
@@ -173,7 +173,7 @@ def _exponents(
     how many EX2 results are in the weight."""
     shape = s.shape
     grid, grid_error, exponent, ex2s = (np.zeros(shape) for _ in range(4))
-    largest_error = np.max(s_error, axis=1)  # of any max: a max moves no more than its terms do
+    largest_error = np.max(s_error, axis=1)  # also of any max, which moves no more than its terms
     for part in schedule.parts(shape[1]):
         running = np.full(shape[0], -np.inf)
         for chunk in schedule.chunks(part.stop - part.start):
@@ -201,7 +201,7 @@ def _exponents(
 
 
 def _difference(a: Float64s, b: Float64s, error: Float64s) -> Float64s:
-    """Rounding of the float32 difference of two maxima; none where a is -inf (nothing before)."""
+    """Rounding of the float32 difference of two maxima; 0 where a is -inf, before the first key."""
     return np.where(np.isneginf(a), 0.0, U * (np.abs(a - b) + 2 * error))
 
 

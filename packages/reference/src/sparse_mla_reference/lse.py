@@ -26,21 +26,22 @@ LN_2 = float(np.log(2.0))
 _SUSPICIOUS = -1e6
 
 
-def lse2(top: Real, total: Real, machine: Machine) -> Real:
-    """Base-2 LSE of numerators that are 448 at the max (R14): (top - log2 448) + log2 total.
+def lse2(top: Real, total: Real, machine: Machine, *, p_scale_log2: float = P_SCALE_LOG2) -> Real:
+    """Base-2 LSE of a row (R14): (top - log2 448) + log2 total; -inf for a total of 0.
 
     Args:
         top: [...] max of the base-2 logits, ``machine.real``.
-        total: [...] sum of the numerators.
+        total: [...] sum of the numerators, each 2^p_scale_log2 = 448 for a logit of ``top``.
         machine: the arithmetic.
+        p_scale_log2: log2 of the numerator of a logit of ``top``.
     """
-    scale = machine.constant(P_SCALE_LOG2)
-    return machine.add(machine.sub(top, scale), machine.log2(total))
+    unscaled = machine.sub(top, machine.constant(p_scale_log2))  # R14
+    return machine.add(unscaled, machine.log2(total))  # R14
 
 
 def natural(lse2: Real, machine: Machine) -> Real:
     """A base-2 LSE in natural units: one multiply by ln 2 (R14)."""
-    return machine.mul(lse2, machine.constant(LN_2))
+    return machine.mul(lse2, machine.constant(LN_2))  # R14
 
 
 @dataclass(frozen=True)
@@ -111,17 +112,17 @@ def convert(lse: NDArray[Any], source: Convention, target: Convention) -> NDArra
     factor = {"2e": np.log(2.0), "e2": 1 / np.log(2.0)}.get(source.base + target.base, 1.0)
     scaled = np.asarray((values.astype(np.float64) * factor).astype(np.float32))
     lost = ~empty & np.isfinite(values) & np.isinf(scaled)
-    _refuse(lost, values, f"leaves float32's range in base {target.base} ({target.name})")
+    _refuse(lost, values, f"stay in float32's range in base {target.base} ({target.name})")
     if target.empty is None:
-        _refuse(empty, values, f"means no keys, which {target.name} has no value for")
-        unclear, why = _unclear(scaled, target)
-        _refuse(unclear, values, why)
+        _refuse(empty, values, f"not mean no keys, for which {target.name} has no value")
+        unclear, must = _unclear(scaled, target)
+        _refuse(unclear, values, must)
         return canonical(scaled)
     marks = np.array(target.empty, np.float32)
     real = ~empty & np.isin(scaled, marks)
-    _refuse(real, values, f"is a real LSE and would mean no keys to {target.name}")
-    below, why = _unclear(scaled, target)
-    _refuse(~empty & below, values, f"would be {why}")
+    _refuse(real, values, f"not become the value that means no keys to {target.name}")
+    below, must = _unclear(scaled, target)
+    _refuse(~empty & below, values, must)
     return canonical(np.where(empty, marks[0], scaled))
 
 
@@ -142,22 +143,23 @@ def is_empty(lse: NDArray[Any], convention: Convention) -> NDArray[np.bool_]:
     """
     check_kind("convention", convention, Convention, "such as lse.FLASH_MLA")
     values = as_float32("lse", lse)
-    unclear, why = _unclear(values, convention)
-    _refuse(unclear, values, why if convention.empty is None else f"is {why}")
+    unclear, must = _unclear(values, convention)
+    _refuse(unclear, values, must)
     return np.isin(values, np.array(convention.empty or (), np.float32))
 
 
 def _unclear(values: NDArray[np.float32], convention: Convention) -> tuple[NDArray[np.bool_], str]:
-    """Which values may or may not mean "no keys" in the convention, and why."""
+    """Which values may or may not mean "no keys" in the convention, and what they must be."""
     if convention.empty is None:
         unclear = ~np.isfinite(values) | (values < _SUSPICIOUS)
-        return unclear, f"may mean no keys: {convention.name} has no fixed value for it"
+        least = f"finite and at least {_SUSPICIOUS:g}"
+        return unclear, f"be {least} ({convention.name} has no fixed value for no keys)"
     mark = np.float32(convention.empty[0])
     below = np.isfinite(mark) & (values < mark)
-    return below, f"below {convention.name}'s {mark:g}, which means no keys"
+    return below, f"not be below {convention.name}'s {mark:g}, which means no keys"
 
 
-def _refuse(where: NDArray[np.bool_], values: NDArray[np.float32], why: str) -> None:
+def _refuse(where: NDArray[np.bool_], values: NDArray[np.float32], must: str) -> None:
     if where.any():
         index = tuple(int(i) for i in np.argwhere(where)[0])
-        raise ValueError(f"lse{list(index)} = {values[index]:.9g} {why}")
+        raise ValueError(f"lse{list(index)} must {must}, got {values[index]:.9g}")

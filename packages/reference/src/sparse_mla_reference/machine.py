@@ -1,9 +1,9 @@
 """Machines: the arithmetic that a decode runs on.
 
-A machine is the handful of operations in which GPUs differ from each other and from real numbers;
-``decode`` and its parts are written once over them. ``SM90``, ... compute in float32 as the GPU
-does; ``IDEAL`` computes in float64 and rounds nothing, so that the difference of the two is the
-kernel's rounding error and nothing else.
+A machine is the handful of operations in which GPUs differ from each other and from real numbers.
+``decode`` and its parts are written once, over these operations. ``SM90`` and its kin compute in
+float32 as the GPU does. ``IDEAL`` computes in float64 and rounds nothing, so that the difference of
+the two is the kernel's rounding error and nothing else.
 """
 
 from abc import ABC, abstractmethod

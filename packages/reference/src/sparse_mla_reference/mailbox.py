@@ -1,14 +1,14 @@
 """One rank's mailbox: the words that ranks send each other, and which words they never send.
 
-A word that is not its region's sentinel has arrived; there are no flags. So no data may look like
-a sentinel:
+There are no flags: a word has arrived when it is no longer the sentinel of its region. So nothing
+that is sent may look like a sentinel:
 
 >>> import numpy as np
->>> query_bytes(np.uint8([0xFE, 0xFF, 0x7F])).tolist()  # a negative NaN is sent as the positive one
+>>> query_bytes(np.uint8([0xFE, 0xFF, 0x7F])).tolist()  # 0xFF, a NaN, is sent as 0x7F
 [254, 127, 127]
->>> payload_bits(np.uint16([0x8000, 0x8001, 0x3F80])).tolist()  # -0 as +0, subnormals as they are
+>>> payload_bits(np.uint16([0x8000, 0x8001, 0x3F80])).tolist()  # -0 is sent as +0
 [0, 32769, 16256]
->>> [hex(w) for w in lse_words(np.float32([1.0, -np.inf, np.nan]))]  # what has no LSE sends none
+>>> [hex(w) for w in lse_words(np.float32([1.0, -np.inf, np.nan]))]  # no LSE: EMPTY_LSE
 ['0x3f800000', '0xff61b1e6', '0xff61b1e6']
 """
 
@@ -63,7 +63,8 @@ def payload_bits(row: NDArray[Any]) -> NDArray[np.uint16]:
 def is_sent(lse2: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether a row with this base-2 LSE is sent: float32, any shape.
 
-    NaN and the infinities are not, and no LSE that ``EMPTY_LSE`` would have to be told from.
+    A row whose LSE is NaN or infinite is not sent. Neither is a row whose LSE is ``EMPTY_LSE`` or
+    less: a reader would take it for a row without keys.
 
     Raises:
         TypeError: ``lse2`` is not float32.
@@ -73,7 +74,8 @@ def is_sent(lse2: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def is_dropped(lse2: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether a row with this LSE is counted as lost: not sent, and not for want of keys (-inf).
+    """Whether a row with this LSE is counted as lost: it has keys (its LSE is not -inf) and is not
+    sent.
 
     Raises:
         TypeError: ``lse2`` is not float32.
@@ -82,7 +84,7 @@ def is_dropped(lse2: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def lse_words(lse2: NDArray[Any]) -> NDArray[np.uint32]:
-    """Base-2 LSEs as they are sent: ``EMPTY_LSE`` for a row that is not.
+    """Base-2 LSEs as they are sent; ``EMPTY_LSE`` stands for a row that is not sent.
 
     Raises:
         TypeError: ``lse2`` is not float32.
@@ -151,7 +153,8 @@ def send(place: NDArray[np.uint32], words: NDArray[np.uint32], sentinel: int) ->
         ValueError: one of ``words`` is.
     """
     if np.any(words == sentinel):
-        raise ValueError(f"words must not hold the sentinel {sentinel:#x}")
+        count = int(np.sum(words == sentinel))
+        raise ValueError(f"words must not hold the sentinel {sentinel:#x}, got {count} of it")
     if np.any(place != sentinel):
         raise Overrun(f"{int(np.sum(place != sentinel))} words were not read yet")
     place[...] = words
@@ -171,7 +174,7 @@ def receive(place: NDArray[np.uint32], sentinel: int) -> NDArray[np.uint32]:
 
 
 def as_words(array: NDArray[Any]) -> NDArray[np.uint32]:
-    """Bytes or 16-bit encodings as little-endian words: the last axis shrinks to a quarter or half.
+    """Bytes or 16-bit encodings as little-endian words of 32 bits, along the last axis.
 
     Returns:
         uint32, a new array if need be.

@@ -1,6 +1,7 @@
 """Merges: of a cluster's partials into a row, and of finished rows over disjoint keys."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -25,29 +26,71 @@ class Merged(NamedTuple):
     lse2: Real
 
 
-def merge(partials: Sequence[Partial], out_scale: Real, machine: Machine) -> Merged:
-    """Rounding steps R13 to R15, up to the rounding to BF16.
+class Sums(NamedTuple):
+    """A cluster's partials, merged and not yet normalised.
+
+    Attributes:
+        max: [H] max of the base-2 logits over all CTAs; -inf if there was no key.
+        total: [H] sum of the numerators, each 448 for a logit of ``max``; 0 if there was no key.
+        row: [H, 512] sum of numerator x value.
+    """
+
+    max: Real
+    total: Real
+    row: Real
+
+
+def merge_partials(partials: Sequence[Partial], machine: Machine) -> Sums:
+    """The partials added in CTA order, each with the weight 2^(its max - the largest max).
 
     An empty partial, one whose sum is 0, has weight 0; a NaN sum is not empty.
+    """
+    top = np.fmax.reduce([p.max for p in partials])
+    total, row = np.zeros_like(top), np.zeros_like(partials[0].acc)
+    for p in partials:
+        weight = machine.ex2(machine.sub(p.max, top))  # R13
+        weight = np.where(p.sum == 0, machine.constant(0.0), weight)  # R13
+        total = machine.fma(weight, p.sum, total)  # R13
+        row = machine.fma(weight[:, None], p.acc, row)  # R13
+    return Sums(top, total, row)
+
+
+def normalise(row: Real, total: Real, out_scale: Real, machine: Machine) -> Real:
+    """The row times out_scale / total; 0 if there was no key: [H, 512]."""
+    inverse = machine.div(out_scale, total)  # R15
+    scaled = machine.mul(row, inverse[:, None])  # R15
+    return np.where(total[:, None] == 0, machine.constant(0.0), scaled)
+
+
+@dataclass(frozen=True)
+class MergeSteps:
+    """The steps of ``merge``; replace one to ask what another kernel would give."""
+
+    merge_partials: Callable[..., Sums] = merge_partials
+    normalise: Callable[..., Real] = normalise
+    lse2: Callable[..., Real] = lse2
+
+
+MERGE_STEPS = MergeSteps()
+
+
+def merge(
+    partials: Sequence[Partial],
+    out_scale: Real,
+    machine: Machine,
+    steps: MergeSteps = MERGE_STEPS,
+) -> Merged:
+    """Rounding steps R13 to R15, up to the rounding to BF16.
 
     Args:
         partials: at least one, in CTA order.
         out_scale: scalar of ``machine.real``.
         machine: the arithmetic.
+        steps: what is computed, step by step; the contract's unless said.
     """
-    zero = machine.constant(0.0)
-    top = np.fmax.reduce([p.max for p in partials])
-    total, row = np.zeros_like(top), np.zeros_like(partials[0].acc)
-    for p in partials:
-        weight = np.where(p.sum == 0, zero, machine.ex2(machine.sub(p.max, top)))
-        total = machine.fma(weight, p.sum, total)
-        row = machine.fma(weight[:, None], p.acc, row)
-    inverse = machine.div(out_scale, total)
-    scaled = machine.mul(row, inverse[:, None])
-    return Merged(
-        np.where(total[:, None] == 0, zero, scaled),
-        np.where(total == 0, machine.constant(-np.inf), lse2(top, total, machine)),
-    )
+    top, total, row = steps.merge_partials(partials, machine)
+    scaled = steps.normalise(row, total, out_scale, machine)
+    return Merged(scaled, steps.lse2(top, total, machine))
 
 
 @np.errstate(all="ignore")
@@ -59,7 +102,7 @@ def merge_states(
     In FP32, state after state: w_s = exp(lse_s - max lse), by one EX2 (in base e of the difference
     times log2 e); total = sum of the w_s; the value is the sum of (w_s / total) value_s by FMA; the
     LSE is max + log(total). One state alone comes out as it is. A state whose LSE is -inf is empty:
-    it changes no bit and its value is not looked at. If all are empty the value is 0, the LSE -inf.
+    it changes no bit and its value is not read. If all are empty the value is 0, the LSE -inf.
     A NaN or +inf LSE gives NaN.
 
     Args:

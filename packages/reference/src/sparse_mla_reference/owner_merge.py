@@ -63,7 +63,7 @@ def owner_merge(
         row = machine.fma(share[..., None], np.where(e[..., None], zero, value), row)  # O5
     nothing = total == 0
     latent = machine.round_out(np.where(nothing[..., None], zero, row))  # O6
-    summed = np.where(nothing, none, machine.add(top, machine.log2(total)))
+    summed = np.where(nothing, none, machine.add(top, machine.log2(total)))  # O7
     return latent, natural(summed, machine)  # O7
 
 
@@ -86,7 +86,7 @@ def _check(
     lowest = np.argwhere(lse2 == -np.inf)
     if lowest.size:
         raise ValueError(
-            f"lse2{lowest[0].tolist()} = -inf is never sent: EMPTY_LSE ({EMPTY_LSE:g}) marks "
-            "an empty rank (lse.convert(..., target=lse.MAILBOX) writes it)"
+            f"lse2 must be EMPTY_LSE ({EMPTY_LSE:g}) for an empty rank "
+            f"(lse.convert(..., target=lse.MAILBOX) writes it), got -inf at {lowest[0].tolist()}"
         )
     return payload, lse2

@@ -45,7 +45,7 @@ class Schedule:
         warp_keys: keys of one warp in the softmax; warps are added in order, the keys within a
             warp as a balanced tree (a lane's pair, then lanes xor 1, xor 2).
         pv_keys: V rows past a chunk's count are zero up to a multiple of this;
-            on a GPU itself a multiple of the step of its instruction.
+            on a GPU this must be a multiple of the step of its instruction.
         deal: keys are dealt to the CTAs in turn, in runs of this many; 0: each CTA has one run of
             ceil(n / split) keys. At most 1024.
         mma: what multiplies E4M3: ``"e4m3"``, the architecture's E4M3 ``mma``; ``"f16"``, its FP16

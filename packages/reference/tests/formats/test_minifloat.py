@@ -149,6 +149,44 @@ def test_modules_take_their_typed_arrays():
         assert set(again[~number].tolist()) == {0x7FFF}
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float64, ml_dtypes.bfloat16,
+                                  ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])  # fmt: skip
+def test_any_floating_point_type_is_rounded_from_its_own_value(kind):
+    x = np.array([1.0, -1.375, 0.0625, 448.0]).astype(kind)
+    got = e4m3.decode(e4m3.encode(x))
+    np.testing.assert_array_equal(got, x.astype(np.float32).astype(ml_dtypes.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.longdouble, np.complex64, ml_dtypes.int4])
+def test_other_types_are_refused(kind):
+    with pytest.raises(TypeError, match="x must be a floating-point array of at most 64 bits, got"):
+        e4m3.encode(np.zeros(3, kind))
+
+
+def test_fp8_converts_saturate_unless_told_otherwise_and_the_wider_ones_do_not():
+    huge = np.array([1e39, -np.inf], np.float64)
+    assert [form.saturates for form in FORMATS] == [True, True, False, False]
+    for form in FORMATS:
+        for saturate in (None, False, True):
+            got = form.encode(huge, saturate=saturate)
+            want = minifloat.encode(
+                huge, form, saturate=form.saturates if saturate is None else saturate
+            )
+            assert got.view(form.dtype).tolist() == want.tolist()
+
+
+def test_a_format_of_ones_own_comes_as_integers():
+    e3m4 = Format("e3m4", exponent_bits=3, fraction_bits=4, has_infinity=True, nan=0x7F)
+    assert e3m4.encode(np.array([1.0, 15.5, 99.0], np.float32)).tolist() == [0x30, 0x6F, 0x6F]
+    assert e3m4.array is np.uint8
+    assert e3m4.decode(np.array([0x30, 0x6F], np.uint8)).tolist() == [1.0, 15.5]
+
+
+def test_the_table_of_values_cannot_be_written_to():
+    with pytest.raises(ValueError, match="read-only"):
+        minifloat.value_table(E4M3)[0] = 1
+
+
 def test_wrong_arguments_are_named():
     with pytest.raises(TypeError, match=r"x must be a floating-point array.*int64"):
         e4m3.encode(np.arange(3))

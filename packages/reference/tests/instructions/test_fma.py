@@ -32,6 +32,27 @@ def test_fma_near_ties(exact_fma):
     assert (by_cast != expected).sum() > 500
 
 
+@pytest.mark.parametrize("units", [-2, -1, 0, 1, 2])
+def test_fma_around_ties_on_both_sides(units, exact_fma):
+    """The float64 sum lies some units from a tie of float32, the exact sum under one from it."""
+    rng = np.random.default_rng(5 + units)
+    near = (1 << 46) + (units << 18)  # half an ulp of c is 2^46; an ulp of the float64 sum 2^18
+    m = rng.integers(1 << 23, 1 << 24, 20_000)
+    n = np.rint(near / m).astype(np.int64)
+    rest = m * n - near
+    chosen = (np.abs(rest) < 1 << 17) & (rest != 0)
+    m, n, rest = m[chosen][:200], n[chosen][:200], rest[chosen][:200]
+    assert len(m) == 200
+    assert 50 < np.sum(rest > 0) < 150
+    scale = 2.0 ** rng.integers(-3, 4, 200)
+    a, b = (m * 2.0**-35 * scale).astype(np.float32), (n * 2.0**-35).astype(np.float32)
+    c = ((1 + rng.integers(0, 1 << 22, 200) * 2.0**-23) * scale).astype(np.float32)
+    for sign in (1, -1):
+        got = fma(sign * a, b, sign * c)
+        for x, y, z, result in zip(sign * a, b, sign * c, got, strict=True):
+            assert bits(result) == bits(exact_fma(x, y, z))
+
+
 def test_fma_into_subnormals(exact_fma):
     rng = np.random.default_rng(3)
     a = np.ldexp(rng.uniform(1, 2, 2000), -70).astype(np.float32)
@@ -53,6 +74,17 @@ def test_specials():
     assert bits(fma(one, one, -one)) == 0
     assert bits(float32.add(inf, -inf)) == bits(float32.div(zero, zero)) == 0x7FFFFFFF
     assert bits(float32.mul(inf, zero)) == 0x7FFFFFFF
+
+
+def test_subnormals_are_kept_unless_flushed():
+    tiny, one = np.float32(2.0**-127), np.float32(1)
+    for kept in (
+        float32.add(tiny, np.float32(0)),
+        float32.mul(tiny, one),
+        float32.div(tiny, one),
+        fma(tiny, one, np.float32(0)),
+    ):
+        assert bits(kept) == bits(tiny)
 
 
 def test_ftz_flushes_inputs_and_results_and_keeps_signs():

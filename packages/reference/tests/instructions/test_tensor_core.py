@@ -243,7 +243,7 @@ def test_wrong_dtypes_are_named(a, b, c, error, message):
         ((2, 48), (48, 2), (2, 2), "K must be a multiple of 32"),
         ((2, 32), (32, 2), (2, 3), r"c must be \[..., 2, 2\], got \(2, 3\)"),
         ((32,), (32, 2), (2, 2), "a must have at least 2 dimensions"),
-        ((3, 2, 32), (2, 32, 2), (2, 2), "don't broadcast"),
+        ((3, 2, 32), (2, 32, 2), (2, 2), "must have batch dimensions that broadcast, got a"),
     ],
 )
 def test_wrong_shapes_are_named(a, b, c, message):

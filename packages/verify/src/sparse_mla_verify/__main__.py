@@ -2,7 +2,7 @@
 
 A sub-command's module is imported when the command is named, so that help comes at once and a
 command loads no more than it needs: `sanitize` runs under compute-sanitizer, `guarded` and
-`variants` start processes of their own, and a machine without PyTorch can run the others.
+`variants` start processes of their own, and a computer without PyTorch can run the others.
 """
 
 import importlib

@@ -13,7 +13,9 @@ from sparse_mla_verify.models.counterfactuals import BY_NAME
 
 @pytest.fixture(scope="module")
 def recording():
-    return load(shipped())
+    path = shipped()
+    assert path is not None
+    return load(path)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from sparse_mla_verify.push.lse_counterfactuals import CLAIM as PUSHED_LSE
 from sparse_mla_verify.push.lse_counterfactuals import COUNTERFACTUALS as PUSH_CATALOGUE
 from sparse_mla_verify.push.lse_counterfactuals import RECORDINGS
 
-HOST = Host("2000-01-01", "GPU", 1, "sm_90", *["x"] * 3, "4", "x", "x", "x")
+HOST = Host("2000-01-01", "GPU", 1, "sm_90", "x", "x", "x", "4", "x", "x", "x")
 PUSHED = PushRecording(
     replace(HOST, dsl="4"), {"decode-b1": "aa"}, (Check("steps", "", 10, 0),), ()
 )
@@ -41,7 +41,7 @@ def evidence_of(few, stand_in, fault=lambda latent, lse: None):
         cases=tuple(map(live_case, few, outputs, assessed)),
         checks={name: Check(name, name, c.GPU_CHECKS[name].compared, 0) for name in GPU_CHECKS},
         machine_code={"b1": "aa"},
-        compiled={"b1": "aa"} | GUARDED.machine_code,
+        compiled={"b1": "aa", **GUARDED.machine_code},
         compiler="4",
         findings={"b1": {name: CodeFinding(True, "found") for name in STRUCTURE}},
         trials={c.name: TOLD.of(c.name) for c in CATALOGUE},
@@ -172,7 +172,7 @@ def test_a_structural_finding_fails_its_claim(good, name):
 
 
 def test_another_cubin_fails_and_another_compiler_decides_nothing(good):
-    assert failing(replace(good, compiled={"b1": "bb"} | GUARDED.machine_code)) == {"same-code"}
+    assert failing(replace(good, compiled={"b1": "bb", **GUARDED.machine_code})) == {"same-code"}
     assert failing(replace(good, compiled={"b2": "aa"})) == {"same-code"}
     assert verdicts(replace(good, compiled={"b2": "aa"}))[c.UNREAD].status is c.Status.UNDECIDED
     other = replace(good, compiled={"b1": "bb"}, compiler="5")

@@ -19,7 +19,7 @@ from sparse_mla_verify.inputs.cases import Signature
 from sparse_mla_verify.inputs.schedules import LOW_LATENCY, REFERENCE
 from sparse_mla_verify.models import counterfactuals
 
-_KNOWN = {}
+_KNOWN: dict[tuple[object, ...], object] = {}
 
 
 def known(counterfactual, case, machine, decoded=counterfactuals.decoded):

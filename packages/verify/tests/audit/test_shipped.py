@@ -1,4 +1,4 @@
-"""The recording that comes with the package, on a machine with no GPU."""
+"""The recording that comes with the package, on a computer without a GPU."""
 
 from pathlib import Path
 
@@ -59,7 +59,9 @@ def test_every_claim_that_the_gpu_decides_held_there(recording):
 
 
 def test_the_readme_shows_the_recorded_figures():
-    recording = load(shipped())
+    path = shipped()
+    assert path is not None
+    recording = load(path)
     readme = Path(__file__).parents[4] / "README.md"
     text = figures_markdown(recording)
     assert text in readme.read_text()

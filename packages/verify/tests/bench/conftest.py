@@ -1,5 +1,7 @@
 """What several files of the benchmark's tests build: runs, benches, clocks and timers."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from sparse_mla_verify.bench.grid import (
@@ -35,7 +37,7 @@ class FakeTimer:
         self.script = script
 
     def capture(self, calls):
-        taken = iter([])
+        taken: Iterator[float] = iter(())
 
         def replay():
             nonlocal taken

@@ -24,7 +24,8 @@ def test_the_page_has_every_point_of_ours_and_the_targets(result_of, grid_run):
     run = Run(run.about | {"command": "the command"}, run.results, wide, host)
     text = page.markdown(run, Path("figures/latency.svg"))
     lines = text.splitlines()
-    assert lines[0] == "a GPU, driver 1, 2000-01-01: `the command`. Microseconds a launch, medians."
+    about = "a GPU, driver 1, 2000-01-01: `the command`."
+    assert lines[0] == f"{about} Times are medians, in microseconds for one launch."
     assert "(figures/latency.svg)" in text
     assert "| geometric mean of ours / FlashMLA | 0.302 | 0.6 | 248 of 248 | yes |" in lines
     assert "| points where ours is not ahead of FlashMLA | 1 | 0 | 248 of 248 | no |" in lines

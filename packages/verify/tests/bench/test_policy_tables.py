@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,12 +126,14 @@ def test_the_kernels_tables_are_written_by_the_command(tmp_path, capsys, schedul
     assert command.main([*given, "--into", str(module)]) == 0
     assert module.read_text() == f"import re\n\n{text}\nNAMED = 1\n"
     assert policy_tables.part_of(module.read_text()) == (text, 1024)
-    values = {}
+    values: dict[str, Any] = {}
     exec(text, values)
     assert values["TABLE"] == "1-16:sparse"
     assert parse_schedules(values["SCHEDULES"])[96][5] == kernel_schedule("low-latency-4")
     # Ours follows, in the run as well.
-    assert load(path).at(CHECKPOINT).times_us["ours"] == 0.5
+    at_checkpoint = load(path).at(CHECKPOINT)
+    assert at_checkpoint is not None
+    assert at_checkpoint.times_us["ours"] == 0.5
     assert command.main([*given, "--into", str(module)]) == 0
     assert module.read_text() == f"import re\n\n{text}\nNAMED = 1\n"
     module.write_text("no marks\n")
@@ -154,7 +157,7 @@ def test_long_tables_stay_within_a_line(schedules_run):
 
     text, run = policy_tables.code(schedules_run(times), max_keys=2048)
     assert max(map(len, text.splitlines())) <= 100
-    values = {}
+    values: dict[str, Any] = {}
     exec(text, values)
     pick = policy_tables.chosen_by(values["SCHEDULES"])
     assert [pick(rows, 96) for rows in grid.ROWS] == list(SCHEDULES) * 2
@@ -167,6 +170,6 @@ def test_the_kernel_names_the_schedules_as_the_other_layers_do():
 
 def test_the_module_has_a_place_for_the_tables():
     part, _ = policy_tables.part_of(Path(kernel_policy.__file__).read_text())
-    values = {}
+    values: dict[str, Any] = {}
     exec(part, values)
     assert (values["TABLE"], values["SCHEDULES"]) == (kernel_policy.TABLE, kernel_policy.SCHEDULES)

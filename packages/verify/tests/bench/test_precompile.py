@@ -52,7 +52,7 @@ def test_processes_compile_into_the_cache(tmp_path, monkeypatch):
     shapes = [(1, 16, 8), (2, 16, 8)]
     about = precompile.compile_all(shapes, {"base": BASE}, "sm_90a", Console(), workers=2)
     assert (about["kernels"], about["failed"], about["processes"]) == (2, 0, 2)
-    sizes = {"batch": 2, "heads": 16, "padded": 16, "width": 8, "cap": 2, "push": None}
-    schedule = {"schedule": dict(vars(BASE))}
-    assert cache.holds(cache.describe("decode", "sm_90a", sizes | schedule))
+    sizes: dict[str, object] = {"batch": 2, "heads": 16, "padded": 16, "width": 8, "cap": 2}
+    sizes |= {"push": None, "schedule": dict(vars(BASE))}
+    assert cache.holds(cache.describe("decode", "sm_90a", sizes))
     assert len(list(tmp_path.iterdir())) == 2

@@ -54,7 +54,9 @@ def test_the_json_has_the_agreed_form(tmp_path, result_of):
     assert [first[key] for key in agreed] == [5, 96, 256, 1.235, None, None, 0.5]
     assert first["spread_us"]["floor"] == [0.4, 0.6]
     read = load(path)
-    assert read.at(CHECKPOINT).times_us == {"ours": 1.235, "floor": 0.5}
+    at_checkpoint = read.at(CHECKPOINT)
+    assert at_checkpoint is not None
+    assert at_checkpoint.times_us == {"ours": 1.235, "floor": 0.5}
     assert read.left_out == [Point(1, 16, 0)]
     assert read.wide[0].times_us == {"ours_narrow": 8.0, "ours_wide": 8.1}
     read.save(tmp_path / "again.json")

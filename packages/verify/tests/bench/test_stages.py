@@ -14,7 +14,7 @@ import pytest
 from sparse_mla_verify.audit.collect import dsl_version
 from sparse_mla_verify.bench import command, stages, stamps
 from sparse_mla_verify.bench.grid import CHECKPOINT, WIDTH
-from sparse_mla_verify.bench.results import Result, Run
+from sparse_mla_verify.bench.results import Result, Run, Spread
 from sparse_mla_verify.bench.results import load as load_bench
 from sparse_mla_verify.inputs.cases import Signature
 from sparse_mla_verify.inputs.schedules import (
@@ -88,7 +88,7 @@ def test_every_line_to_patch_is_there_once(copy):
         for mark in (mark for mark in stamps.MARKS if mark.file == name):
             at = [k for k, line in enumerate(lines) if line == mark.statement]
             # A line that is a change's as well no longer stands there as it was.
-            start = re.match(r"[^(]*", mark.line)[0]
+            start = mark.line.partition("(")[0]
             assert any(lines[k + 1].startswith(start) for k in at), mark
         assert sum(line.startswith("lap(rT") for line in lines) >= sum(
             mark.file == name for mark in stamps.MARKS
@@ -227,7 +227,7 @@ def synthetic(schedule=BASE, point=CHECKPOINT, scale=1):
 
 def test_figures_of_stamps():
     staged = synthetic()
-    assert staged.stages["qk"] == stages.Spread(800.0, 800.0, 880.0)
+    assert staged.stages["qk"] == Spread(800.0, 800.0, 880.0)
     assert "values" not in staged.stages
     whole = sum(
         100 * (k + 1) for k, name in enumerate(stamps.TIMED_STAGES) if k >= 2 and name != "values"
@@ -279,7 +279,7 @@ def test_a_point_is_measured_by_the_middle_launches():
     assert staged.launch_us == 5.0  # the first does not count
     assert staged.sm_mhz == CLOCKS / stages.TRIALS  # of the replay whose stamps are read
     # Launches 24 to 39 of 64, of 4 CTAs each
-    assert staged.stages["qk"] == stages.Spread(31_500.0, 25_000.0, 38_000.0)
+    assert staged.stages["qk"] == Spread(31_500.0, 25_000.0, 38_000.0)
 
 
 # ---- the page -----------------------------------------------------------------------------------

@@ -20,10 +20,12 @@ class Decoder:
 
     def prepare(self, work):
         prepared = PyTorch().prepare(work)
+        latent = prepared.latent
+        assert latent is not None
 
         def call(k):
             prepared.calls[k]()
-            self.fault(prepared.latent[k])
+            self.fault(latent[k])
 
         calls = [lambda k=k: call(k) for k in range(len(prepared.calls))]
         return Prepared(calls, prepared.latent, {"name": self.name})
@@ -100,7 +102,7 @@ def test_what_computes_something_else_is_said(pool, bench_of):
 
 
 def test_only_the_last_launch_may_be_wrong(pool, bench_of):
-    seen = []
+    seen: list[None] = []
 
     def fault(latent):
         seen.append(None)
@@ -144,7 +146,7 @@ def test_one_that_cannot_run_does_not_lose_the_others(pool, bench_of):
 
 
 def test_wide_lists_are_compared_with_narrow_ones(pool, bench_of):
-    widths = {}
+    widths: dict[str, list[tuple[int, int]]] = {}
 
     class Watching(Decoder):
         def prepare(self, work):

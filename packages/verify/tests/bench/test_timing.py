@@ -1,3 +1,6 @@
+import itertools
+from functools import partial
+
 import pytest
 
 from sparse_mla_verify.bench import (
@@ -8,7 +11,12 @@ from sparse_mla_verify.bench.timing import host_time, interleave
 
 def test_trials_take_turns_and_warm_up_does_not_count(fake_clock):
     order = []
-    replays = {n: lambda n=n: order.append(n) or float(len(order)) for n in ("a", "b", "c")}
+
+    def replay(name):
+        order.append(name)
+        return float(len(order))
+
+    replays = {name: partial(replay, name) for name in ("a", "b", "c")}
     samples = interleave(replays, trials=4, clock=fake_clock(1.0))
     assert {n: len(s) for n, s in samples.items()} == {"a": 4, "b": 4, "c": 4}
     rounds = ["".join(order[k : k + 3]) for k in range(0, len(order), 3)]
@@ -17,10 +25,10 @@ def test_trials_take_turns_and_warm_up_does_not_count(fake_clock):
 
 
 def test_warm_up_lasts_until_the_clocks_have_risen(fake_clock):
-    calls = []
-    interleave({"a": lambda: calls.append(None) or 1.0}, trials=1, clock=fake_clock(2**-6))
+    calls = itertools.count()
+    interleave({"a": lambda: float(next(calls))}, trials=1, clock=fake_clock(2**-6))
     # Three rounds, three more until 4 / 64 s have passed, and the trial.
-    assert len(calls) == 3 + 3 + 1
+    assert next(calls) == 3 + 3 + 1
 
 
 def test_slow_points_get_fewer_trials_but_some(fake_clock):
@@ -33,7 +41,8 @@ def test_slow_points_get_fewer_trials_but_some(fake_clock):
 
 
 def test_host_time_is_per_call_and_does_not_count_the_warm_up(fake_clock):
-    clock, calls = fake_clock(), []
+    clock = fake_clock()
+    calls: list[None] = []
 
     def call():
         calls.append(None)

@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -21,6 +22,8 @@ from sparse_mla_verify.bench.results import (
     load,
 )
 from sparse_mla_verify.bench.timed_points import Bench
+from sparse_mla_verify.evidence.recordings import Host
+from sparse_mla_verify.gpu_runs import gpu
 from sparse_mla_verify.inputs.schedules import kernel_schedule
 from sparse_mla_verify.peers import ours, pytorch
 from sparse_mla_verify.peers.ours import Sparse
@@ -31,7 +34,8 @@ WIDTH = 64
 
 
 def test_a_budget_starts_no_point_that_would_pass_it(fake_clock):
-    clock, kept = fake_clock(), []
+    clock = fake_clock()
+    kept: list[object] = []
     budget = whole_run.Budget(10.0, 0.0, clock)
 
     def measure():
@@ -68,8 +72,8 @@ def on_cpu(monkeypatch, pool, bench_of):
     monkeypatch.setattr(whole_run, "sparse_decode", sparse_decode)
     monkeypatch.setattr(whole_run, "HOST_POINT", Point(1, 16, 2))
     monkeypatch.setattr(timing, "host_time", host_time)
-    host = dict.fromkeys(whole_run.gpu.Host.__dataclass_fields__, "none") | {"gpu": "no GPU"}
-    monkeypatch.setattr(whole_run.gpu, "host", lambda: whole_run.gpu.Host(**host))
+    host: dict[str, Any] = dict.fromkeys(Host.__dataclass_fields__, "none") | {"gpu": "no GPU"}
+    monkeypatch.setattr(gpu, "host", lambda: Host(**host))
     monkeypatch.setattr(gpu_state, "own_gpu", lambda: "GPU-1")
     monkeypatch.setattr(gpu_state, "query", lambda fields, gpu: {"clocks.max.sm": "1980"})
     schedules = (Sparse(name, kernel_schedule(name)) for name in ("base", "low-latency"))

@@ -11,7 +11,7 @@ from sparse_mla_verify.inputs.guarded_cases import MAPPED, OUTSIDE, ROWS
 from sparse_mla_verify.inputs.schedules import BASE, LOW_LATENCY, REFERENCE
 
 FAULT = "CUDA_ERROR_ILLEGAL_ADDRESS"
-HOST = Host("2000-01-01", "GPU", 1, "sm_90", *["x"] * 3, "x", "4", "x", "x")
+HOST = Host("2000-01-01", "GPU", 1, "sm_90", "x", "x", "x", "x", "4", "x", "x")
 
 
 def recording(schedule=BASE):
@@ -128,7 +128,9 @@ def test_a_recording_is_read_as_it_was_written_and_divided_by_schedule(tmp_path)
 def test_what_ships_is_of_todays_inputs_and_bits(schedule):
     found = collect.guarded_caches(schedule)
     assert guarded_recordings.holds(found)
-    machine_code = load(shipped(schedule)).machine_code
+    path = shipped(schedule)
+    assert path is not None
+    machine_code = load(path).machine_code
     assert found.machine_code.items() <= machine_code.items()
     assert guarded_recordings.stale(found) == []
     assert guarded_recordings.unpredicted(found) == []

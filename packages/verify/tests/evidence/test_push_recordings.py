@@ -1,4 +1,4 @@
-"""The recordings of push mode that come with the package, on a machine with no GPU."""
+"""The recordings of push mode that come with the package, on a computer without a GPU."""
 
 import pytest
 

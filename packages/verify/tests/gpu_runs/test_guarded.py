@@ -10,11 +10,11 @@ from sparse_mla_verify.inputs.guarded_cases import GIVEN, MAPPED, ROWS
 from sparse_mla_verify.inputs.schedules import BASE
 
 FAULT = "CUDA_ERROR_ILLEGAL_ADDRESS"
-HOST = Host("2000-01-01", "GPU", 1, "sm_90", *["x"] * 3, "x", "4", "x", "x")
+HOST = Host("2000-01-01", "GPU", 1, "sm_90", "x", "x", "x", "x", "4", "x", "x")
 
 
 def done(value):
-    future = Future()
+    future: Future[object] = Future()
     future.set_result(value)
     return future
 

@@ -16,7 +16,7 @@ from sparse_mla_verify.measure.predict import predict
 
 needs_gpu = [
     pytest.mark.gpu,
-    pytest.mark.skipif(device_name() is None, reason="no NVIDIA GPU on this machine"),
+    pytest.mark.skipif(device_name() is None, reason="no NVIDIA GPU on this computer"),
 ]
 
 
@@ -51,7 +51,7 @@ def test_the_gpu_writes_the_predicted_bits(name, schedule):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(device_name() is None, reason="no NVIDIA GPU on this machine")
+@pytest.mark.skipif(device_name() is None, reason="no NVIDIA GPU on this computer")
 @pytest.mark.parametrize("schedule", REFERENCE)
 def test_the_loaded_cubin_is_the_cross_compiled_one(schedule):
     from sparse_mla_verify.audit.collect import cross_compiled

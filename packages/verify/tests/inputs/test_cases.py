@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -37,10 +39,10 @@ def test_the_digest_sees_every_input(cases):
     for name in ("query", "kv", "rows", "valid"):
         changed = getattr(case, name).copy()
         changed.flat[-1] ^= 1
-        digests.add(c.replace(case, **{name: changed}).digest())
-    digests.add(c.replace(case, scale_log2=case.scale_log2 * 2).digest())
-    digests.add(c.replace(case, out_scale=case.out_scale * 2).digest())
-    digests.add(c.replace(case, heads=0).digest())
+        digests.add(replace(case, **{name: changed}).digest())
+    digests.add(replace(case, scale_log2=case.scale_log2 * 2).digest())
+    digests.add(replace(case, out_scale=case.out_scale * 2).digest())
+    digests.add(replace(case, heads=0).digest())
     assert len(digests) == 8
 
 

@@ -25,7 +25,7 @@ def test_pieces_give_what_the_whole_gives(few, workers, monkeypatch):
 
 def test_given_results_are_what_is_measured(few):
     case = few[0]
-    latent, lse = (array.copy() for array in (assess(case).latent, assess(case).lse))
+    latent, lse = assess(case).latent.copy(), assess(case).lse.copy()
     latent[0, 0, 0] ^= 0x4000
     measured = assess_all([case], {case.name: (latent, lse)}, workers=1)[case.name]
     assert measured.bounds.outside == 1

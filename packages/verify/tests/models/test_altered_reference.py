@@ -11,6 +11,7 @@ from sparse_mla_verify.models.altered_reference import (
     ALL_STAGES,
     Alteration,
     Altered,
+    PFormat,
     _stochastic,
 )
 
@@ -18,9 +19,8 @@ TOLD_APART = ("normal/checkpoint", "uniform-bytes/checkpoint", "nan-used/keys-an
 
 
 def rows(case, *wanted):
-    wanted = list(wanted)
-    query = case.query[wanted]
-    return replace(case, query=query, rows=case.rows[wanted], valid=case.valid[wanted])
+    at = list(wanted)
+    return replace(case, query=case.query[at], rows=case.rows[at], valid=case.valid[at])
 
 
 @pytest.mark.parametrize("schedule", REFERENCE)
@@ -78,7 +78,7 @@ def test_a_format_of_p_is_what_its_name_says(cases):
     assert keys.shape == (2, COLUMNS)
     case = _case("p", "", _rope_query(1, 16, [1.0]), [keys], width=64, scale_log2=1.0)
     p = 448 * 2**-1.375
-    want = {
+    want: dict[PFormat, float] = {
         "fp32": p,
         "bf16": 173.0,
         "e4m3": 176.0,
@@ -100,7 +100,7 @@ def test_stochastic_rounding_goes_to_a_neighbour():
     up = found > low
     assert np.all(found[up] > p[up])
     assert 0.3 < up.mean() < 0.7
-    whole = np.float32([448.0, 2.0, 0.0])
+    whole = np.array([448.0, 2.0, 0.0], np.float32)
     assert np.array_equal(e4m3.decode(_stochastic(whole)), whole)
 
 

@@ -5,13 +5,13 @@ import pytest
 
 from sparse_mla_reference import SM90
 from sparse_mla_verify.audit import claims
-from sparse_mla_verify.evidence.evidence import LIVE, Evidence, recorded_case
+from sparse_mla_verify.evidence.evidence import LIVE, Evidence, Trial, recorded_case
 from sparse_mla_verify.evidence.recordings import digests_of, load, shipped
 from sparse_mla_verify.inputs.cases import all_cases
 from sparse_mla_verify.inputs.schedules import REFERENCE
 from sparse_mla_verify.measure.predict import assess
 from sparse_mla_verify.models import counterfactuals as cf
-from sparse_mla_verify.models.altered_reference import Altered
+from sparse_mla_verify.models.altered_reference import CONTRACT, Altered
 
 # Where the cases that a counterfactual names are long, shorter ones that tell it apart too.
 CHEAPER = {
@@ -31,7 +31,9 @@ def first_rows(case):
 @pytest.fixture(scope="module")
 def recorded(cases):
     """Some recorded cases, some only in their first rows, as an audit sees them."""
-    recording = load(shipped())
+    path = shipped()
+    assert path is not None
+    recording = load(path)
     records = {record.name: record for record in recording.cases}
     wanted = {n for c in cf.CATALOGUE for n in c.data} & cases.keys() - {"normal/long"}
     found = []
@@ -65,7 +67,7 @@ def test_every_claim_on_the_contract_has_a_counterfactual_and_every_one_a_claim(
 
 def test_every_counterfactual_changes_something():
     for c in cf.CATALOGUE:
-        assert c.schedule or c.alteration != cf.CONTRACT, c.name
+        assert c.schedule or c.alteration != CONTRACT, c.name
 
 
 @pytest.mark.parametrize("name", [c.name for c in cf.CATALOGUE if c.name not in NOT_RECORDED])
@@ -87,7 +89,7 @@ def test_a_kernel_that_is_the_counterfactual_fails_its_claim(recorded, name):
     """What the counterfactual gives, in the place of the kernel's results."""
     counterfactual = cf.BY_NAME[name]
     mine = [c for c in cf.CATALOGUE if c.claim == counterfactual.claim]
-    trials = {}
+    trials: dict[str, Trial] = {}
     for e in cf.chosen(counterfactual, recorded):
         latent, lse = cf.decoded(counterfactual, e.case, "SM90")
         other = replace(e, latent=latent, lse=lse, digests=digests_of(latent))

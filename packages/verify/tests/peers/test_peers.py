@@ -1,7 +1,7 @@
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -53,6 +53,7 @@ def test_pytorch_in_float64_is_the_exact_decode(pool):
 def test_pytorch_as_a_peer_writes_each_set_its_result(pool, keys):
     work = workload(pool, Point(2, 16, keys), WIDTH, sets=3)
     prepared = PyTorch().prepare(work)
+    assert prepared.latent is not None
     prepared.latent.fill_(torch.nan)
     for call in prepared.calls:
         call()
@@ -124,6 +125,7 @@ def test_flashmla_is_given_the_same_problem(pool, heads, padded):
     work = workload(pool, Point(2, heads, 40), WIDTH, sets=2)
     interface = Interface()
     prepared = FlashMLA(interface, "stand-in").prepare(work)
+    assert prepared.latent is not None
     prepared.latent.fill_(torch.nan)
     for call in prepared.calls:
         call()
@@ -142,6 +144,7 @@ def test_flashmla_gets_a_wide_list_with_marks_past_the_keys(pool):
     work = workload(pool, Point(2, 16, 40), WIDTH, sets=1).widened(WIDTH, 128)
     interface = Interface()
     prepared = FlashMLA(interface, "stand-in").prepare(work)
+    assert prepared.latent is not None
     prepared.calls[0]()
     (_, indices) = interface.seen[0]
     assert indices.shape == (2, 1, 128)
@@ -189,7 +192,7 @@ def test_flashmla_interface_is_read_without_vllm(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
     assert flashmla.load_interface(path).Meta().ready is None
     assert not {"vllm", "vllm._flashmla_C"} & set(sys.modules)
-    kept = SimpleNamespace()
+    kept = ModuleType("vllm")
     monkeypatch.setitem(sys.modules, "vllm", kept)
     flashmla.load_interface(path)
     assert sys.modules["vllm"] is kept
@@ -207,6 +210,7 @@ def test_flashmla_is_found_or_the_reason_is_said(tmp_path, monkeypatch):
     assert "_flashmla_C.abi3.so" in why
     monkeypatch.setattr(torch.ops, "load_library", lambda path: None)
     peer, source = flashmla.find(tmp_path)
+    assert peer is not None
     assert peer.interface.Meta
     assert source == peer.source
     assert str(tmp_path) not in source
@@ -247,6 +251,7 @@ def test_ours_is_compiled_by_its_schedule(pool, kernel):
 def test_ours_runs_each_set_into_outputs_of_its_own(pool, kernel):
     work = workload(pool, Point(2, 32, 8), WIDTH, sets=3)
     prepared = Sparse("base", BASE).prepare(work)
+    assert prepared.latent is not None
     for call in prepared.calls:
         call()
     for k, arguments in enumerate(kernel.ran):
@@ -279,7 +284,7 @@ def test_schedules_are_read_from_text():
 
 
 def test_the_floor_is_an_empty_kernel_of_the_same_threads():
-    ptx = floor.compile_empty(4, "sm_90a").__ptx__
+    ptx = floor.compile_empty(4, "sm_90a").__ptx__  # type: ignore[attr-defined]
     lines = [line.strip() for line in ptx.splitlines()]
     body = lines[lines.index("{") + 1 : lines.index("}")]
     instructions = [line for line in body if line and not line.startswith("//")]

@@ -20,7 +20,7 @@ from sparse_mla_verify.push.step_inputs import cycle, predict_step, special
 
 needs_gpu = [
     pytest.mark.gpu,
-    pytest.mark.skipif(device_name() is None, reason="no NVIDIA GPU on this machine"),
+    pytest.mark.skipif(device_name() is None, reason="no NVIDIA GPU on this computer"),
 ]
 
 
@@ -146,7 +146,11 @@ def test_what_the_ranks_report_is_summed(tmp_path):
     job = Job(2, 10, 10, 3, False, tmp_path)
     for rank, differing in enumerate((0, 3)):
         check = Check("steps", "about", 100, differing, f"rank {rank}" if differing else "")
-        plain = {"host": dataclasses.asdict(HOST), "machine_code": {}, "timings": []}
+        plain: dict[str, object] = {
+            "host": dataclasses.asdict(HOST),
+            "machine_code": {},
+            "timings": [],
+        }
         plain["checks"] = [dataclasses.asdict(check)]
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(plain))
     (total,) = collect(job).checks

@@ -64,7 +64,7 @@ def compile_step(
     Raises:
         TypeError: An argument is of another type.
         ValueError: An argument is out of range, or the device can't run the kernels.
-        RuntimeError: PyTorch finds no CUDA device on this machine.
+        RuntimeError: PyTorch finds no CUDA device on this computer.
     """
     _check(box, schedule)
 
@@ -95,7 +95,7 @@ def cross_compile_step(
     arch: str = "sm_90a",
     schedule: Schedule = BASE,
 ) -> dict[str, Artifact]:
-    """Compile a step's kernels for an architecture, on a machine with or without a GPU.
+    """Compile a step's kernels for an architecture, on a computer with or without a GPU.
 
     Args:
         batch: Decode rows, at most ``box.cap``.

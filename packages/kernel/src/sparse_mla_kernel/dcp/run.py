@@ -42,7 +42,7 @@ def compile_dcp(
     Raises:
         TypeError: An argument is of another type.
         ValueError: An argument is out of range, or the device can't run the kernels.
-        RuntimeError: PyTorch finds no CUDA device on this machine.
+        RuntimeError: PyTorch finds no CUDA device on this computer.
     """
     _check_mailbox(mailbox)
     for name, value in (("batch", batch), ("width", width)):
@@ -213,7 +213,7 @@ def dcp_decode(
     Raises:
         TypeError: An argument is of another type or dtype.
         ValueError: An argument has another shape, stride, alignment, device or range.
-        RuntimeError: PyTorch finds no CUDA device on this machine.
+        RuntimeError: PyTorch finds no CUDA device on this computer.
         PeerTimeoutError: A kernel of an earlier step waited for another rank in vain. If that
             happens in this step, the step gives NaN, and ``mailbox.check()`` raises the error once
             the step has run.

@@ -20,7 +20,7 @@ class Artifact:
         arch: Architecture, such as ``"sm_90a"``.
         ptx: The PTX.
         cubin: The machine code, an ELF file. It depends only on the kernel's source, the DSL's
-            version and the static sizes, not on the machine or the Python version.
+            version and the static sizes, not on the computer or the Python version.
     """
 
     arch: str

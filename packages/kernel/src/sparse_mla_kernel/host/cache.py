@@ -6,9 +6,9 @@ cubin, and a manifest with the SHA-256 of each. An entry appears whole or not at
 beside its place and then renamed into it. An entry whose files are not what its manifest says is
 removed.
 
-To load an entry takes TVM-FFI and the DSL's runtime library. An entry that was written on a machine
-without a linker holds an object file instead of a library, and to load that takes the DSL too,
-whose import lasts seconds.
+To load an entry takes TVM-FFI and the DSL's runtime library. An entry that was written on a
+computer without a linker holds an object file instead of a library, and to load that takes the DSL
+too, whose import lasts seconds.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def holds(inputs: Mapping[str, object]) -> bool:
 def find(inputs: Mapping[str, object]) -> Cached | None:
     """The kernel of these inputs if the cache has it, and else None.
 
-    An entry that is damaged, or that can't be loaded on this machine, is removed with a warning.
+    An entry that is damaged, or that can't be loaded on this computer, is removed with a warning.
     """
     root = folder()
     if root is None:

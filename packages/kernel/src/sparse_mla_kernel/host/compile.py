@@ -77,7 +77,7 @@ def compile_sparse(
     Raises:
         TypeError: An argument is of another type.
         ValueError: An argument is out of range, or the device can't run the kernel.
-        RuntimeError: PyTorch finds no CUDA device on this machine.
+        RuntimeError: PyTorch finds no CUDA device on this computer.
     """
     sizes = DecodeSizes(batch, heads, padded, width, cap, push, schedule)
     return _compile_loaded(sizes, resolve_device(device))
@@ -121,7 +121,7 @@ def precompile_sparse(
     *,
     schedule: Schedule = BASE,
 ) -> bool:
-    """Compile a kernel into the cache, for a later :func:`compile_sparse` on this machine.
+    """Compile a kernel into the cache, for a later :func:`compile_sparse` on this computer.
 
     Nothing is loaded or launched: several processes may compile a kernel each, at once.
 
@@ -165,7 +165,7 @@ def cross_compile(
     *,
     schedule: Schedule = BASE,
 ) -> Artifact:
-    """Compile the kernel for an architecture, on a machine with or without a GPU; reads no cache.
+    """Compile the kernel for an architecture, on a computer with or without a GPU; reads no cache.
 
     Args:
         batch: Decode rows.
@@ -203,7 +203,7 @@ def obtain(
 
     Raises:
         ValueError: ``device`` can't run the kernel.
-        RuntimeError: PyTorch finds no CUDA device on this machine.
+        RuntimeError: PyTorch finds no CUDA device on this computer.
     """
     arch = architecture_of(device)
     inputs = cache.describe(name, arch, sizes)

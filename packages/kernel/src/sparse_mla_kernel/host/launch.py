@@ -182,7 +182,7 @@ def sparse_decode(
     Raises:
         TypeError: An argument is of another type or dtype.
         ValueError: An argument has another shape, stride, alignment, device or range.
-        RuntimeError: PyTorch finds no CUDA device on this machine.
+        RuntimeError: PyTorch finds no CUDA device on this computer.
     """
     check_dimensions(query, rows)
     batch, padded, _ = query.shape

@@ -41,7 +41,7 @@ def decode_op(
         TypeError: An argument is of another type or dtype.
         ValueError: An argument has another shape, stride, alignment, device or range, or no
             schedule has this name.
-        RuntimeError: PyTorch finds no CUDA device on this machine.
+        RuntimeError: PyTorch finds no CUDA device on this computer.
     """
     return sparse_decode(
         query,

@@ -108,6 +108,6 @@ def _send_empty(
     if lse2 != -Float32.inf:
         counter = peer_mailbox(mail, owner) + box.dropped + 4 * Int64(mail.rank)
         red_add_relaxed_sys(counter, Int32(1))
-        # Whoever sees the LSE also sees the count.
+        # A thread that sees the LSE also sees the count.
         cute.arch.fence_acq_rel_sys()
     store_relaxed_sys_b32(address, Uint32(EMPTY_LSE_BITS))

@@ -11,7 +11,7 @@ from sparse_mla_kernel.schedule import Schedule
 
 
 class DecodeKernel:
-    """A decode kernel for one batch shape. A kernel of its own gives ``kernel`` and ``shape``.
+    """A decode kernel for one batch shape. Each kernel defines ``kernel`` and ``shape``.
 
     Args:
         batch: Decode rows.
@@ -19,7 +19,7 @@ class DecodeKernel:
         padded: Query heads that a row of ``query``, ``latent`` and ``lse`` has.
         width: Row ids that a row's list holds.
         schedule: Order of rounding.
-        name: The kernel's name; the schedule must be one of its.
+        name: The kernel's name. The schedule must be one that this kernel runs.
 
     Raises:
         TypeError: An argument is of another type.

@@ -130,7 +130,7 @@ class DcpMailbox:
         Raises:
             TypeError: An argument is of another type.
             ValueError: An argument is out of range.
-            RuntimeError: PyTorch finds no CUDA device on this machine, or can't map the group's
+            RuntimeError: PyTorch finds no CUDA device on this computer, or can't map the group's
                 memory.
         """
         import torch.distributed as dist
@@ -185,7 +185,7 @@ class DcpMailbox:
         Raises:
             TypeError: An argument is of another type.
             ValueError: An argument is out of range.
-            RuntimeError: PyTorch finds no CUDA device on this machine.
+            RuntimeError: PyTorch finds no CUDA device on this computer.
         """
         check_int("ranks", ranks)
         box = _checked_layout(owner_heads, ranks, cap, padded, timeout_s)

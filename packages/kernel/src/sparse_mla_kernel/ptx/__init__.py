@@ -1,1 +1,1 @@
-"""Inline PTX by kind, one instruction a function. Nothing here knows of attention."""
+"""Inline PTX by kind, with one instruction in each function. Nothing here knows of attention."""

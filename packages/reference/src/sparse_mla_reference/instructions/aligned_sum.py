@@ -37,7 +37,7 @@ class Operand:
 
     @classmethod
     def of(cls, code: NDArray[Any], model: Model) -> "Operand":
-        """Look encodings [..., k, X] up."""
+        """The operand of encodings [..., k, X]."""
         value, exponent, finite = _tables(model.operands, model.normalises_subnormals)
         special = None
         if not finite[code].all():
@@ -46,7 +46,7 @@ class Operand:
         return cls(value[code], exponents, _digits(exponents, exponent), special)
 
     def __getitem__(self, index: Any) -> "Operand":
-        """The same part of every array."""
+        """The operand of the same part of every array."""
         digits, special = (x if x is None else x[index] for x in (self.digits, self.special))
         return Operand(self.value[index], self.exponent[index], digits, special)
 

@@ -27,8 +27,8 @@ _NO_BIT = 1000
 def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """a [T, k, M] and b [T, k, N] to [T, M, N] by BLAS, a few rows at a time.
 
-    Each product is small enough that BLAS doesn't share it out to threads, which would wait for
-    each other longer than they work.
+    A product of a few rows is so small that BLAS computes it in one thread. Several threads would
+    wait for each other longer than they work.
     """
     t = np.empty((len(a), a.shape[2], b.shape[2]), a.dtype)
     rows = max(8, (1 << 18) // max(1, b.shape[1] * b.shape[2]))
@@ -52,17 +52,17 @@ class Sizes:
 
     @classmethod
     def of(cls, code: NDArray[Any], model: Model) -> "Sizes":
-        """Of the encodings [..., k, X] of vectors of k elements."""
+        """The sizes of vectors of k elements, given as encodings [..., k, X]."""
         square, low_bit = _tables(model.operands, model.normalises_subnormals)
         norm = np.sqrt(square[code].sum(axis=-2)) * (1 + 2.0**-40)
         return cls(norm, low_bit[code].min(axis=-2, initial=_NO_BIT).astype(np.int32))
 
     def __getitem__(self, index: Any) -> "Sizes":
-        """The same part of both arrays."""
+        """The sizes of the same part of both arrays."""
         return Sizes(self.norm[index], self.low_bit[index])
 
     def joined(self) -> "Sizes":
-        """Of the vectors [X] that one has by joining those of the first axis, [S, X]."""
+        """The sizes of the vectors [X] that result from joining S vectors along the first axis."""
         return Sizes(
             np.sqrt(np.sum(self.norm**2, axis=0)) * (1 + 2.0**-40),
             self.low_bit.min(axis=0, initial=_NO_BIT),
@@ -124,8 +124,12 @@ def pairs_above(a: NDArray[np.float64], b: NDArray[np.float64], limit: float) ->
 def _rectangles(
     a: NDArray[np.float64], b: NDArray[np.float64], limit: float
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Below a cut of the rows' sizes and limit / cut of the columns' no pair is above the limit:
-    what is left are the rows above the cut, and the other rows with the columns above theirs."""
+    """One or two rectangles that hold every pair of a row and a column that reaches the limit.
+
+    Take any cut. A row below the cut and a column below limit / cut are no such pair. What remains
+    is two rectangles: the rows from the cut upwards with the columns that may reach the limit with
+    them, and likewise for the other rows. The cut is the one that leaves the least area.
+    """
     cuts = np.exp2(np.arange(0, np.log2(limit) + 0.5, 0.5))
     above = a.size - np.searchsorted(np.sort(a), cuts)
     beyond = b.size - np.searchsorted(np.sort(b), limit / cuts)

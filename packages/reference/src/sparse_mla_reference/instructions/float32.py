@@ -49,8 +49,8 @@ def div(a: ArrayLike, b: ArrayLike, *, ftz: bool = False) -> NDArray[np.float32]
     return flush(canonical(x / y), ftz)
 
 
-def flush(x: NDArray[np.float32], ftz: bool = True) -> NDArray[np.float32]:
-    """Subnormals become zeros of their sign (``ftz`` False: ``x`` as it is)."""
+def flush(x: NDArray[np.float32], ftz: bool) -> NDArray[np.float32]:
+    """``x`` with its subnormals as zeros of their sign if ``ftz``, else as it is."""
     if not ftz:
         return x
     return np.where(np.abs(x) < MIN_NORMAL, np.copysign(np.float32(0), x), x)

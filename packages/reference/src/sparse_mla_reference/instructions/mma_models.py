@@ -20,7 +20,7 @@ from sparse_mla_reference.formats.minifloat import Format
 class Evidence:
     """Why a model is believed.
 
-    ``verified`` names the machine that its outputs were compared with, bit for bit, and
+    ``verified`` names the GPU that its outputs were compared with, bit for bit, and
     ``elements`` how many were; otherwise ``source`` is the publication it was taken from.
     """
 

@@ -5,13 +5,17 @@
 >>> float(mma(one, one.T, c)[0, 0])  # 32 products of 1.0
 32.0
 
-Two paths, same bits: ``aligned_sum`` goes term by term, ``exact_product`` says where none of that
-can make a difference. Take a row and a column whose sizes multiply to less than 2^24. Then every
-sum of their products is a float32, and no term has a bit below 2^(e_max - 23), where the alignment
-would cut it: nothing rounds, and the step is one dot product. That serves instructions that add C
-afterwards. If C is inside, take sizes over all of K, less than 2^(fraction_bits + 1), and a C that
-is zero or a multiple of the same unit: the alignment still cuts nothing, and what is left is the
-truncation of each sum's result.
+Two paths give the same bits. ``aligned_sum`` computes an output term by term. ``exact_product``
+finds the outputs for which the alignment and truncation of terms change nothing, so that a plain
+matrix product gives them.
+
+For an instruction that adds C after its sums: take a row and a column whose sizes multiply to less
+than 2^24. Then every sum of their products is a float32, and no term has a bit below
+2^(e_max - 23), where the alignment would cut it. Nothing rounds, and the step is one dot product.
+
+For an instruction with C inside its sums: take sizes over all of K that multiply to less than
+2^(fraction_bits + 1), and a C that is zero or a multiple of the same unit. The alignment still cuts
+nothing, and only the truncation of each sum's result remains.
 """
 
 import math
@@ -125,7 +129,7 @@ def mma(
 
 
 def _tiles(count: int, m: int, n: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of (batch, M) with about ``_TILE`` outputs each."""
+    """Slices of the batch and of M, with about ``_TILE`` outputs each."""
     rows = max(1, min(m, _TILE // max(1, n)))
     group = max(1, _TILE // max(1, rows * n))
     for i in range(0, count, group):
@@ -189,7 +193,7 @@ def _chain_after(
 
 
 def _limit(model: Model) -> float:
-    """Products of sizes below this need no care (the module's docstring); 0: all do."""
+    """Products of sizes below this need no care (the module's docstring); 0 if every one does."""
     if model.accumulator_inside:
         return 2.0 ** (model.fraction_bits + 1)
     return _EXACT if min(model.fraction_bits, model.output_bits) >= 23 else 0.0
@@ -200,7 +204,7 @@ def _area(pairs: list[Pairs]) -> int:
 
 
 def _sums(a: Operand, b: Operand, model: Model) -> NDArray[np.float32]:
-    """A step's sums, chained from none: a [T, k, M], b [T, k, N]."""
+    """The chained sums of one step, without an accumulator: a [T, k, M], b [T, k, N]."""
     start, t = 0, None
     for columns in model.sums:
         part = slice(start, start + len(columns))
@@ -294,4 +298,7 @@ def _check_shapes(
     try:
         return np.broadcast_shapes(a.shape[:-2], b.shape[:-2], c.shape[:-2])
     except ValueError as error:
-        raise ValueError(f"a {a.shape}, b {b.shape}, c {c.shape} don't broadcast") from error
+        raise ValueError(
+            "a, b and c must have batch dimensions that broadcast, "
+            f"got a {a.shape}, b {b.shape}, c {c.shape}"
+        ) from error

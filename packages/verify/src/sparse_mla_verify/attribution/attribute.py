@@ -1,9 +1,9 @@
 """Where the error comes from: one rounding at a time, from the exact answer to the kernel's.
 
-Roundings are switched on in the order of the data (`altered.STAGES`). A step's size is the change
-that its rounding makes to what stands before it; the error left after the last step is the
-kernel's, and the residual, what the kernel's own bits differ from that, is none. Beside it each
-rounding alone, all others exact, and what the kernel's whole error would be under each
+Roundings are switched on in the order of the data (`altered_reference.STAGES`). The size of a step
+is the change that its rounding makes to the result of the steps before. After the last step the
+error is the kernel's, and the recorded bits differ from the last step's nowhere. Each rounding is
+also measured alone, with all others exact. The costs are the kernel's whole error under each
 counterfactual that changes what is rounded.
 
 Sizes are root mean squares over a case's latents, in units of the last place (ULP) of BF16 at the
@@ -88,7 +88,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Step:
-    """A rounding: the change that it makes after those before it, the error then, it alone."""
+    """A rounding: its change after the roundings before it, the error then, and its error alone."""
 
     stage: str
     change: Size
@@ -193,7 +193,7 @@ def attribute(case: Case, machine: str = "SM90", recording: Recording | None = N
 
 
 def worst_of(case: Case, latent: NDArray[np.float64], exact: Decoded) -> Worst:
-    """The largest error in ULP of its row's largest latent."""
+    """The element with the largest error, in ULP of its row's largest latent."""
     unit = ulp_of(np.abs(exact[0]).max(axis=-1, keepdims=True), BF16_BYTES)
     error = np.abs(latent - exact[0]) / unit
     row, head, column = (int(i) for i in np.unravel_index(np.argmax(error), error.shape))

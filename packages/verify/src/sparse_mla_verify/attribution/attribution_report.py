@@ -15,7 +15,7 @@ from sparse_mla_verify.models.counterfactuals import BY_NAME
 from sparse_mla_verify.terminal.page_figures import between_marks
 
 NOTHING = 1e-9  # float64's own roundings
-LEAST = 1e-7  # of the plot's colours: smaller changes are as good as none
+LEAST = 1e-7  # of the plot's colours: smaller changes count as zero
 THEMES = {"light": ("black", "viridis"), "dark": ("white", "viridis")}
 
 
@@ -59,7 +59,7 @@ TITLES = (
 
 
 def tables(found: Sequence[Attribution]) -> list[Table]:
-    """Both tables for the terminal: a column a family."""
+    """Both tables for the terminal, with a column for each family."""
     made = []
     for title, head, cells in zip(TITLES, ("rounding", "a kernel that"), rows(found), strict=True):
         table = Table(title=title, title_justify="left")

@@ -84,7 +84,7 @@ def source_line(evidence: Evidence) -> str:
         return "no GPU and no recording: the compiled code alone"
     where = f"{host.gpu}, driver {host.driver}, CUDA {host.cuda}, DSL {host.dsl}"
     if evidence.source == LIVE:
-        return f"run on this machine: {where}"
+        return f"run on this computer: {where}"
     if evidence.source == RECORDED:
         return f"recorded on {host.date}: {where}"
     return f"{evidence.source}, no results of a kernel: {where}"

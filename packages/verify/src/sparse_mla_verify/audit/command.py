@@ -122,7 +122,7 @@ def _close(
 
 
 def gather(options: argparse.Namespace, console: Console) -> tuple[Evidence, Recording | None]:
-    """Evidence from where the options and the machine allow, and the recording it is of."""
+    """Evidence from where the options and the computer allow, and the recording it is of."""
     path = options.recording or (None if gpu_name() else recordings.shipped(options.schedule))
     recording = recordings.load(path) if path else None
     cases, left = within_budget(_cases(options, recording), options.time_budget)

@@ -46,7 +46,7 @@ _PRIVATE = (
     "--flashmla",
     "--bench",
     "--into",
-)  # options whose values are places on a machine
+)  # options whose values are paths on a computer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -136,7 +136,7 @@ def _width(text: str) -> int:
 
 
 def said(given: Sequence[str]) -> str:
-    """The command as a record has it: no places on a machine."""
+    """The command as a record has it: no paths on a computer."""
     kept: list[str] = []
     skip = False
     for word in given:

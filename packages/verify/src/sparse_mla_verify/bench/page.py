@@ -24,8 +24,8 @@ def markdown(run: Run, figure: Path | None = None) -> str:
     parts = [_about(run), _targets(run), _checkpoint(run)]
     if figure is not None:
         parts.append(
-            f"![Time against keys, one line an implementation]({figure.as_posix()})\n\n"
-            "The bands are the 10th and 90th percentile."
+            f"![Time against keys, one line for each implementation]({figure.as_posix()})\n\n"
+            "The bands reach from the 10th to the 90th percentile."
         )
     parts += [_grid(run, heads) for heads in HEADS if any(_at(run, heads))]
     parts += [_choice(run), *_wide(run), *_host(run)]
@@ -37,7 +37,7 @@ def _about(run: Run) -> str:
     left_out = f" {len(run.left_out)} points were left out." if run.left_out else ""
     return (
         f"{about.get('gpu')}, driver {about.get('driver')}, {about.get('date')}: "
-        f"`{about.get('command')}`. Microseconds a launch, medians.{left_out}"
+        f"`{about.get('command')}`. Times are medians, in microseconds for one launch.{left_out}"
     )
 
 
@@ -76,7 +76,7 @@ def _grid(run: Run, heads: int) -> str:
             cells.append(time if ratio is None else f"{mark}{time} ({ratio:.2f}){mark}")
         if any(cells):
             lines.append([str(rows), *cells])
-    title = f"`ours` at {heads} heads, and its time over FlashMLA's:"
+    title = f"`ours` at {heads} heads (in brackets: its time divided by FlashMLA's):"
     return f"{title}\n\n{_table(['rows, keys:', *map(str, KEYS)], lines)}"
 
 
@@ -90,7 +90,7 @@ def _choice(run: Run) -> str:
     ]
     if not lines:
         return ""
-    return f"`ours` is the schedule\n\n{_table(['rows, heads:', *map(str, HEADS)], lines)}"
+    return f"`ours` is this schedule:\n\n{_table(['rows, heads:', *map(str, HEADS)], lines)}"
 
 
 def _wide(run: Run) -> Iterator[str]:
@@ -99,14 +99,14 @@ def _wide(run: Run) -> Iterator[str]:
         lines = [
             [str(r.point), *(_time(r.times_us.get(name), 2) for name in names)] for r in run.wide
         ]
-        yield "Lists as wide as the keys (narrow) and of 2048 ids (wide):"
+        yield "Narrow lists have as many ids as there are keys. Wide lists have 2048 ids:"
         yield _table(["rows x heads x keys", *(f"`{name}`" for name in names)], lines)
 
 
 def _host(run: Run) -> Iterator[str]:
     if run.host_us:
         lines = [[f"`{name}`", f"{t['median']:.1f}"] for name, t in run.host_us.items()]
-        yield f"Host time of one eager call; `{HOST}` alone is ours:"
+        yield f"This is the host time of one eager call. Our figure is that of `{HOST}`:"
         yield _table(["call", "us"], lines)
 
 

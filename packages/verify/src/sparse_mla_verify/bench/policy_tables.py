@@ -46,9 +46,10 @@ def schedules_text(
 ) -> list[str]:
     """The table of schedules, a text for each head count.
 
-    A batch shape's schedule is the one that is behind `peer` at the fewest key counts of the grid
-    up to `max_keys`, and of several such the one with the least geometric mean of its medians. One
-    that failed at any of them is out. A batch size between two measured ones is as the larger.
+    A batch shape gets the schedule that is slower than `peer` at the fewest key counts of the grid
+    up to `max_keys`. Of several such schedules it gets the one with the least geometric mean of its
+    medians. A schedule that failed at any of them is left out. A batch size between two measured
+    sizes is treated as the larger one.
 
     Raises:
         ValueError: The grid has no point up to `max_keys`, or no schedule has all times at a shape.
@@ -91,9 +92,9 @@ def table_text(
 ) -> str:
     """The table: `sparse` for the batch sizes at which ours beats the peer wherever measured.
 
-    That is at every head count and every key count up to `max_keys` of the grid, by the medians. A
-    batch size between two measured ones is `sparse` if both are; one past the largest is not named,
-    which is as `split`.
+    "Wherever measured" means at every head count and every key count of the grid up to `max_keys`,
+    by the medians. A batch size between two measured sizes is `sparse` if both are. A size above
+    the largest is not named, which means `split`.
 
     Raises:
         ValueError: The grid has no point up to `max_keys`, or a time is missing at one.

@@ -115,7 +115,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Run:
-    """A whole run. about holds the machine, the method and the code: the JSON's other entries."""
+    """A whole run. `about` holds the GPU, the method and the code: the JSON's other entries."""
 
     about: Mapping[str, Any]
     results: Sequence[Result]

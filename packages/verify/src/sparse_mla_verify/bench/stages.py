@@ -355,16 +355,16 @@ def markdown(file: Path, bench: Run) -> str:
     """The tables of a run and of the benchmark's."""
     about, results = load(file)
     parts = [
-        f"{about['gpu']}, driver {about['driver']}, {about['date']}: `{about['command']}`. Medians "
-        f"over the CTAs of {about['launches_read']} launches, in microseconds (in clocks of the "
-        "SM)."
+        f"{about['gpu']}, driver {about['driver']}, {about['date']}: `{about['command']}`. Figures "
+        f"are medians over the CTAs of {about['launches_read']} launches, in microseconds (in "
+        "brackets: in clocks of the SM)."
     ]
     for point in dict.fromkeys(staged.point for staged in results):
         parts.append(_stages([staged for staged in results if staged.point == point]))
-    parts += ["Launch to launch, in microseconds:", _launches(results, bench)]
+    parts += ["Times from launch to launch, in microseconds:", _launches(results, bench)]
     least = _least([staged for staged in results if staged.point == CHECKPOINT], bench)
     if least:
-        parts += [f"The least of each step at {CHECKPOINT}:", least]
+        parts += [f"The least time that any schedule takes for each step at {CHECKPOINT}:", least]
     return "\n\n".join(parts) + "\n"
 
 

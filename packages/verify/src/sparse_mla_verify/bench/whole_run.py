@@ -176,7 +176,7 @@ def host_times(bench: Bench) -> dict[str, dict[str, float]]:
 
 
 def about_run(bench: Bench, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """The machine, the code and the method."""
+    """The GPU, the code and the method."""
     ours = {i.name: i for i in bench.implementations if isinstance(i, Sparse)}
     peers = [i for i in bench.implementations if isinstance(i, flashmla.FlashMLA)]
     host = dataclasses.asdict(gpu.host())

@@ -1,4 +1,4 @@
-"""Calling a kernel that is someone else's, and adapters for those that are known.
+"""Calling the kernel of someone else, and adapters for some known kernels.
 
 The calling convention is that of the reference's `decode`, without schedule and machine:
 
@@ -40,7 +40,7 @@ class Answer:
 
     @property
     def is_bf16(self) -> bool:
-        """Whether latents are of 16 bits, which is taken for BF16."""
+        """Whether latents have 16 bits, which are then read as BF16."""
         return self.latent_bits.dtype == np.uint16
 
 
@@ -120,9 +120,9 @@ def _takes(device: str) -> Callable[[Kernel], Kernel]:
 
 
 def counterfactual(name: str) -> Kernel:
-    """The model of a counterfactual to the base schedule's contract, in the place of a kernel.
+    """A counterfactual of the base schedule's contract, in the place of a kernel.
 
-    Raises ValueError for a name that is none.
+    Raises ValueError for a name that is not a counterfactual's.
     """
     if name not in BY_NAME:
         raise ValueError(
@@ -204,8 +204,8 @@ def _flashmla() -> Any:
 def flashmla(query: Any, kv: Any, rows: Any, valid: Any, **scales: Any) -> tuple[Any, Any]:
     """FlashMLA's sparse FP8 decode: heads padded to 64 or 128, its own cache format, scales of 1.
 
-    It knows no V scale: its BF16 output is multiplied by one that isn't 1, and rounded again. An id
-    past a row's count is -1, its own mark for nothing.
+    FlashMLA has no V scale. Its BF16 output is multiplied by a V scale that isn't 1, and rounded
+    again. An id past a row's count is replaced by -1, which FlashMLA masks.
     """
     import torch
 

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     commands = parser("identify", __doc__)
     commands.add_argument("--kernel", required=True, help="package.module:function")
     commands.add_argument("--json", action="store_true", help="print the result as JSON")
-    commands.add_argument("--out", type=Path, help="write the result and the machine as JSON")
+    commands.add_argument("--out", type=Path, help="write the result and the GPU as JSON")
     options = commands.parse_args(arguments)
     console = Console(stderr=options.json)
     try:

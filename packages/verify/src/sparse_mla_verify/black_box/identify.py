@@ -1,9 +1,10 @@
 """Which conventions a kernel follows, found out from its outputs alone.
 
-Each question has a probe that makes the possible answers differ and everything else exact, and a
-list of candidates. A candidate's score is the share of elements that it explains: those within half
-a unit of the output's type of what it says. An answer is given where the candidates that explain
-nearly all agree on it; else it is `undetermined`, with the reason.
+Each question has a probe and a list of candidates. The probe is a case for which the candidates
+give different outputs, and everything else is exact. A candidate's score is the share of elements
+that it explains: those within half a unit of the output's type of its prediction. If the candidates
+that explain nearly all elements agree, theirs is the answer. Otherwise it is `undetermined`, with
+the reason.
 """
 
 import itertools
@@ -51,10 +52,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel, and what was found about it so far; later questions build on it.
+    """A kernel, and what was found about it so far. Later questions build on earlier answers.
 
-    `noise` is what its products and merges lose beyond FP32, relative to a row's largest latent:
-    it is allowed for when roundings of P are told apart.
+    `noise` is what its products and merges lose beyond FP32, relative to a row's largest latent.
+    The comparison of roundings of P allows for it.
     """
 
     kernel: Kernel
@@ -110,7 +111,7 @@ def _table(scores: dict[Any, float], show: int = 6) -> tuple[str, ...]:
 
 
 def _agreed(values: Sequence[Any]) -> str:
-    """The one value of them all, or that they differ."""
+    """The value that all share, or `undetermined` if they differ."""
     different = list(dict.fromkeys(map(str, values)))
     if len(different) == 1:
         return different[0]
@@ -422,7 +423,7 @@ def _answers(subject: Subject, case: Case) -> bool:
 
 
 def invalid_ids(subject: Subject) -> Asked:
-    """What an id outside the cache does: asked last, for it may end a kernel."""
+    """What an id outside the cache does. This is asked last, because it may end a kernel."""
     plain = probe_cases.normal(2, 96)
     total, findings = len(plain.kv), []
     answers_plainly = _answers(subject, plain)
@@ -442,7 +443,7 @@ def invalid_ids(subject: Subject) -> Asked:
 
 
 def _id_finding(question: str, lse: NDArray[np.float64], case: Case, plain: Case) -> Finding:
-    """By the LSE, which no rounding of P moves by as much as 32 keys of 96 do."""
+    """Decide by the LSE: no rounding of P changes it as much as 32 keys of 96 do."""
     at = {"attends to row 0": 0, "attends to the last row": len(plain.kv) - 1}
     meant = {"is masked": case}
     meant |= {name: probe_cases.with_ids(plain, PLACES, value) for name, value in at.items()}
@@ -474,7 +475,7 @@ def identify(
     questions: Sequence[Question] = QUESTIONS,
     advance: Callable[[str], None] = lambda name: None,
 ) -> tuple[Finding, ...]:
-    """Ask a kernel questions. One that it raises at is undetermined, with what it raised."""
+    """Ask a kernel questions. If it raises, the answer is undetermined, with what it raised."""
     subject = Subject(kernel)
     findings: list[Finding] = []
     for question in questions:

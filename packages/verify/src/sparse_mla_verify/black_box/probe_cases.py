@@ -1,4 +1,4 @@
-"""Inputs that make a kernel show its conventions: one thing at a time, everything else exact.
+"""Inputs that make a kernel show its conventions, one at a time; everything else is exact.
 
 The latent columns of these queries are zero, so that the rope columns alone make the logits and the
 latent columns of the keys are free to be any V. Every cache row is finite.
@@ -99,10 +99,10 @@ def _irrational(
 
 
 def levels_of_p(count: int = 256) -> Case:
-    """P at many levels under one max, in each run of keys: what P is rounded to shows in the sums.
+    """P at many levels under one max, in each run of keys, so that the sums show P's rounding.
 
-    In a run of 8 one key has the max and V = 0; the others come in pairs of nearly equal P and
-    opposite V, so that the output is the small difference of two roundings; one is left over.
+    In a run of 8, one key has the max and V = 0. Six others make pairs of nearly equal P and
+    opposite V, so that the output is the small difference of two roundings. One key is left over.
     """
     rng = rng_of("levels of p")
     level, values = np.zeros(count, np.int64), np.zeros((count, LATENT))
@@ -117,7 +117,7 @@ def levels_of_p(count: int = 256) -> Case:
 
 
 def moving_max(count: int = 1024) -> Case:
-    """The max differs from run to run: P's rounding shows which keys' max it is relative to."""
+    """The max differs from run to run. P's rounding then shows to which keys' max P is relative."""
     rng = rng_of("moving max")
     rows = []
     for _ in range(2):
@@ -132,8 +132,8 @@ LAYOUTS = (1, 8, 64, 128, 256, 512, 1024)  # keys that stand together with one s
 def cancelling_parts(count: int = 2048) -> Case:
     """Equal logits, V = a over some keys and -a + b over as many others, b a small part of a.
 
-    However the keys are divided, in some layout the parts are large and cancel: a part that is
-    rounded before they are merged leaves an error that is large beside the rest.
+    However the keys are divided, in some layout the parts are large and cancel. If a part is
+    rounded before the merge, its error is large beside what is left of the output.
     """
     rng = rng_of("cancelling parts")
     rows = []

@@ -32,8 +32,9 @@ Step = Callable[[str], None]  # told of each case when it is done
 class CaseEvidence:
     """One case: what the kernel gave, how it compares with the reference and the exact answer.
 
-    latent `[batch, heads, 512]` and lse `[batch, heads]` are the kernel's encodings. From a
-    recording the latents are the reference's, which are the kernel's where no digest differs.
+    latent `[batch, heads, 512]` and lse `[batch, heads]` are the kernel's encodings. A recording
+    has hashes of the latents: the reference's latents stand here, and they are the kernel's where
+    the hashes agree.
     """
 
     case: Case
@@ -51,12 +52,12 @@ class CaseEvidence:
 
 @dataclass(frozen=True)
 class Trial:
-    """A counterfactual held against a kernel's bits.
+    """The comparison of a counterfactual with a kernel's bits.
 
-    Tiles are (row, 16 heads) of latents; of a push step, (row, owner). `telling` counts the
-    elements, latents and LSEs, that the kernel gave and the counterfactual gives otherwise; it
-    counts where the kernel's bits are known, which in a recording of digests is where they are the
-    contract's.
+    A tile is 16 heads of a row, and in a push step the heads of one owner. `telling` counts the
+    elements (latents and LSEs) in which the kernel and the counterfactual differ. It counts only
+    where the kernel's bits are known. A recording has hashes of them, so that they are known where
+    they are the contract's.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Pushed:
-    """What push mode's recordings, by file name, and today's sources say; a GPU is never asked."""
+    """Push mode's recordings, by file name, and what today's source compiles to; needs no GPU."""
 
     recordings: Mapping[str, PushRecording]
     compiled: Mapping[str, str]  # kernel and sizes -> hash of today's machine code

@@ -1,4 +1,4 @@
-"""Recordings of runs on a cache amid unmapped addresses: what faulted, and which bits came out."""
+"""Recordings of runs on a guarded cache: what faulted, and which bits came out."""
 
 import hashlib
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ class GuardedRun:
 
 @dataclass(frozen=True)
 class GivenRow:
-    """A kernel whose cache is the one row that an id would name: what came of it.
+    """What happened to a kernel whose whole cache was the one row that an id points to.
 
     `mapped` is whether there is memory, `access` what the driver says of it; `error` is CUDA's when
     all work was to be finished, "" for none.
@@ -143,7 +143,7 @@ def holds(recording: GuardedRecording) -> bool:
 
 
 def stale(recording: GuardedRecording) -> list[str]:
-    """What is not of today's cases: the mapped range, inputs, sizes, machine code."""
+    """What differs from today's cases: the mapped range, inputs, sizes, machine code."""
     layout, found = recording.layout, []
     if (layout.rows, layout.mapped) != (ROWS, MAPPED):
         found.append(f"a cache of {layout.rows} rows, {layout.mapped} bytes mapped")

@@ -1,7 +1,7 @@
-"""What a kernel's PTX and SASS must look like: one check a function, each with its reason.
+"""What a kernel's PTX and SASS must look like: one check in each function, with its reason.
 
-A bit that agrees today may do so by luck of the data; these checks say why it agrees, and catch a
-compiler that changes the instructions under the same source.
+Bits may agree by luck of the data. These checks show why they agree, and they find a compiler that
+makes other instructions of the same source.
 """
 
 import re
@@ -138,7 +138,7 @@ def launches_dependents_at_once(code: Code) -> CodeFinding:
 def gathers_asynchronously(code: Code) -> CodeFinding:
     """Keys and values reach shared memory only by asynchronous copies that an mbarrier counts.
 
-    Bulk copies count their bytes; a lane's copies of 16 bytes make the lane arrive when they land.
+    Bulk copies count their bytes. For a lane's copies of 16 bytes, the lane arrives when they land.
     """
     bulk = code.named(
         r"cp\.async\.bulk\.shared::(cluster|cta)\.global"
@@ -160,11 +160,11 @@ _PEERS = r"st\.async.*|cp\.async\.bulk.*\.multicast::cluster.*"
 
 
 def _sent_too_early(code: Code) -> Instruction | None:
-    """What reaches a peer on some path from the entry on which the cluster has not met.
+    """Find a store to another CTA that a path reaches before all CTAs have started.
 
-    It has met once a thread has passed a `barrier.cluster.wait` after its latest
-    `barrier.cluster.arrive`; a wait without one is an error as well. Where paths join, the one that
-    has done less counts.
+    All CTAs have started once a thread has passed a `barrier.cluster.wait` after its latest
+    `barrier.cluster.arrive`; a wait without an arrive is an error as well. Where paths join, the
+    path that has done less counts.
     """
     labels: dict[str, list[int]] = {}
     for k, i in enumerate(code.ptx):

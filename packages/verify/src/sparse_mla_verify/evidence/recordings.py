@@ -2,8 +2,8 @@
 
 A recording ties three things together: the inputs (a digest per case), the code (the hash
 of the machine code per signature) and the outputs (a digest per row and head tile of the latents;
-all of the LSE). A machine with no GPU can then check that today's source compiles to that code and
-that the reference gives those bits.
+all of the LSE). A computer without a GPU can then check that today's source compiles to that code
+and that the reference gives those bits.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ WHOLE_TILES = 4  # cases of at most this many tiles are kept whole, latent bits 
 
 @dataclass(frozen=True)
 class Host:
-    """The machine and the versions of a run."""
+    """The GPU, the driver and the versions of a run."""
 
     date: str
     gpu: str

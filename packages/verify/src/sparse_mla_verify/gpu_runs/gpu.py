@@ -21,7 +21,7 @@ def device_name() -> str | None:
 
 
 def host() -> Host:
-    """The machine and the versions, as recordings name them."""
+    """The GPU, the driver and the versions, as recordings name them."""
     major, minor = torch.cuda.get_device_capability()
     return Host(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -1,11 +1,11 @@
 """Is an id outside the cache ever read? `sparse-mla-audit guarded --out FILE`.
 
-The cache is exactly a mapped range of device memory, amid addresses at which there is none: the row
-that such an id would name lies where a read faults. Each schedule decodes cases with these ids, and
-the reference says what bits it must give. That a read would be seen is shown by the same kernels:
-given as its cache the one row that an id would name, a kernel reads it, and has to fault.
+The cache fills a mapped range of device memory exactly, and nothing is mapped on either side. An id
+outside the cache points to memory where a read faults. Each schedule decodes cases with such ids,
+and the reference predicts the bits. The same kernels show that a read does fault: a kernel that
+gets as its cache the one row that such an id points to reads the row, and must fault.
 
-A fault ends a process's use of the GPU, so each is provoked in a process of its own.
+A fault ends a process's use of the GPU, so that each fault is provoked in a process of its own.
 """
 
 import json
@@ -64,8 +64,8 @@ TIMEOUT_S = 120
 def trial(schedule: str, given: int | None, folder: Path) -> None:
     """One process's work; it leaves `trial.json` in a folder, and the outputs' bits.
 
-    With an id: the kernel is given the row that it would name. Without: rows that are there, which
-    must not fault, and then the cases.
+    With an id, the kernel gets as its cache the row that the id points to. Without an id, it gets
+    rows that are mapped, which must not fault, and then the cases run.
     """
     from sparse_mla_verify.gpu_runs.gpu import host
 
@@ -95,7 +95,7 @@ def trial(schedule: str, given: int | None, folder: Path) -> None:
 
 
 def _mapped() -> tuple[Any, Layout]:
-    """The cache's memory: amid all that an id can name, or where that can't be reserved, less."""
+    """The cache's memory, amid as many reserved addresses as ids can name, or fewer if need be."""
     from sparse_mla_verify.gpu_runs.unmapped import MappedRange
 
     try:

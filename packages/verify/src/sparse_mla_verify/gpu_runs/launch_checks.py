@@ -1,4 +1,4 @@
-"""Checks that need a GPU and are no comparison of one case with the reference."""
+"""Checks on a GPU that compare runs with each other, or more than one case with the reference."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -149,8 +149,8 @@ def far_rows(device: str = "cuda", schedule: str = BASE) -> Check:
 def dependent_launches(device: str = "cuda", schedule: str = BASE) -> Check:
     """A kernel whose KV the kernel just before it writes, 100 pairs in a CUDA graph under PDL.
 
-    In a graph no launch waits for the host: under PDL the reader's CTAs are on the GPU while the
-    writer still runs, and what they read too early is poison.
+    In a graph no launch waits for the host. Under PDL the reader's CTAs are on the GPU while the
+    writer still runs. If they read too early, they read poison.
     """
     writer, reader = chained_cases(schedule)
     expected = predict(reader)

@@ -1,7 +1,7 @@
-"""Device memory with nothing around it: a mapped range amid addresses at which there is none.
+"""Device memory with nothing around it: a mapped range amid unmapped addresses.
 
-CUDA's virtual memory management reserves addresses apart from the memory behind them. Where a
-reservation holds no memory nobody's can be, and a kernel that reads there faults.
+CUDA's virtual memory management reserves addresses without memory behind them. No other memory can
+lie at reserved addresses, so that a kernel that reads there faults.
 """
 
 import ctypes
@@ -51,7 +51,7 @@ class MappedRange:
     def tensor(self, rows: int, columns: int, offset: int = 0) -> torch.Tensor:
         """`[rows, columns]` bytes, from `offset` bytes after the start of the memory or before it.
 
-        It may reach to where there is no memory.
+        The tensor may reach beyond the mapped memory.
         """
         return tensor_at(self.address + offset, rows, columns, self.device)
 

@@ -41,7 +41,7 @@ class Device(Protocol):
     """Runs the operations. Results are encodings."""
 
     def host(self) -> Host:
-        """The machine and the versions."""
+        """The GPU, the driver and the versions."""
 
     def prepare(self, name: str) -> str:
         """Make an operation ready to run; the SHA-256 of its machine code."""

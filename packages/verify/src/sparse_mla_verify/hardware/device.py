@@ -34,7 +34,7 @@ class CudaDevice:
         self._launches: dict[str, Any] = {}
 
     def host(self) -> Host:
-        """The machine and the versions."""
+        """The GPU, the driver and the versions."""
         return host()
 
     def prepare(self, name: str) -> str:

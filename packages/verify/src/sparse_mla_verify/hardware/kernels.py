@@ -435,7 +435,7 @@ def expected_sass(name: str) -> str:
 
 
 def build(name: str, arch: str = "sm_90a") -> tuple[Callable[..., None], Artifact]:
-    """Compile the kernel of an operation, on a machine with or without a GPU.
+    """Compile the kernel of an operation, on a computer with or without a GPU.
 
     Returns:
         The launch, to be called with the arguments of the kernel's class (torch tensors, flat; the

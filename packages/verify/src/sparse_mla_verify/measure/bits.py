@@ -1,4 +1,4 @@
-"""Bitwise comparison: encodings, not values; every element counts, NaN and -0 like any other."""
+"""Bitwise comparison of encodings, not values. Every element counts, also NaN and -0."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +64,7 @@ def compare_bits(
     """Compare two arrays of BF16 or FP32, or of their encodings (uint16, uint32), bit for bit.
 
     `show` is how many differences are kept. Raises ValueError when the shapes or the widths of the
-    elements differ: nothing is broadcast, nothing converted.
+    elements differ: nothing is broadcast, and nothing is converted.
     """
     a, e = bits_of(actual), bits_of(expected)
     if a.shape != e.shape or a.dtype != e.dtype:

@@ -1,7 +1,7 @@
 """Whether results keep the bounds that the reference derives for each element.
 
-The bound is on |result - exact answer|, from the roundings of the arithmetic contract and the data
-of the element's own row; nothing in it is fitted to results (`sparse_mla_reference.bounds`).
+The bound is on |result - exact answer|. It follows from the roundings of the arithmetic contract
+and the data of the element's own row, and is not fitted to results (`sparse_mla_reference.bounds`).
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ from sparse_mla_verify.measure.bits import values_of
 class BoundCheck:
     """How many elements lie outside their bound, and how much of it the others use.
 
-    `unbounded` counts elements whose bound is infinite or NaN though the exact answer is finite:
-    they pass, and this says how many did. Where the exact answer is NaN or infinite the result
-    must be the same; such elements count as `outside` otherwise.
+    `unbounded` counts elements whose bound is infinite or NaN although the exact answer is finite.
+    They pass. Where the exact answer is NaN or infinite, the result must be the same, and an
+    element with another result counts as `outside`.
     """
 
     elements: int = 0

@@ -1,8 +1,8 @@
-"""Runs of a kernel over poisoned buffers: what it wrote, what it left, what it should have left.
+"""Runs of a kernel over poisoned buffers: which elements it wrote, and which it should not have.
 
 A runner is anything that decodes a case into given buffers: the GPU's, or a stand-in in a test.
-Each case runs twice, over a NaN pattern and over a finite one: an element that keeps both was
-never written, whatever value it was to have.
+Each case runs twice, over a NaN pattern and over a finite one. An element that keeps the pattern in
+both runs was never written, whatever value it should have got.
 """
 
 from dataclasses import dataclass

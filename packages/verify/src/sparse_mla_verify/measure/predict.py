@@ -30,8 +30,8 @@ ITEM_TILE_KEYS = 3000  # (head tile, key) pairs in one piece of work: about a se
 class Assessment:
     """What the reference says of a case's results.
 
-    latent and lse are the predicted encodings. The errors and the bounds are of the results that
-    were given, or of the predicted ones where none were.
+    latent and lse are the predicted encodings. The errors and the bounds are those of the given
+    results, or of the predicted ones if no results were given.
     """
 
     latent: NDArray[np.uint16]
@@ -82,8 +82,9 @@ def assess_all(
 ) -> dict[str, Assessment]:
     """`assess` every case over `workers` processes (all cores unless said); by case name.
 
-    `machine` is the name of one of the reference's. `advance` is told of each piece's case and
-    tiles when it is done. With one worker all is done in this process.
+    `machine` is the name of one of the reference's machines. `advance` is called with the case and
+    the number of tiles of each piece when it is done. With one worker everything runs in this
+    process.
     """
     known = given or {}
     pieces = [p for case in cases for p in _pieces(case, known.get(case.name), machine)]
@@ -98,7 +99,8 @@ def assess_all(
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """Some rows of a case: their case, the whole's name, the first row, what was given for them."""
+    """Some rows of a case: a case of their own, the whole case's name, the first row, the
+    results."""
 
     case: Case
     whole: str

@@ -1,26 +1,43 @@
-"""Decode with its arithmetic altered: the reference's stages, each rounding a choice.
+"""Decode with altered arithmetic: the reference with steps replaced.
 
-With nothing altered this is `sparse_mla_reference.decode`, bit for bit (a test holds it to that).
-An `Alteration` is one way in which a kernel may differ from the contract; a set of stages says
-which round at all, so that an error can be attributed one rounding at a time.
+An `Alteration` is one way in which a kernel may differ from the contract; each puts other functions
+in the place of some of the reference's steps (`sparse_mla_reference.Steps`). A set of stages says
+which steps round at all, so that an error can be attributed one rounding at a time. With nothing
+altered nothing is replaced, and all steps round: the decode is the reference's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_mla_reference import bf16, e4m3, e5m2, float32, minifloat, tensor_core
-from sparse_mla_reference.instructions.mma_models import SM90_BF16, SM90_F16, SM90_WGMMA_E4M3, Model
-from sparse_mla_reference.logits import logits
-from sparse_mla_reference.lse import LN_2
+from sparse_mla_reference import CONTRACT as CONTRACT_STEPS
+from sparse_mla_reference import (
+    Steps,
+    bf16,
+    decode,
+    e4m3,
+    e5m2,
+    float32,
+    fp16,
+    minifloat,
+    tensor_core,
+)
+from sparse_mla_reference.instructions.mma_models import (
+    SM90_BF16,
+    SM90_F16,
+    SM90_WGMMA_E4M3,
+    Model,
+)
 from sparse_mla_reference.machine import Gpu, Ideal, Machine, Real
-from sparse_mla_reference.schedule import LATENT, Schedule
-from sparse_mla_reference.softmax import ordered_sum
+from sparse_mla_reference.merge import Sums
+from sparse_mla_reference.partial import Partial
+from sparse_mla_reference.schedule import Schedule
 from sparse_mla_verify.inputs.cases import Case
 from sparse_mla_verify.measure.bits import bits_of
 
@@ -42,6 +59,23 @@ STAGES: Mapping[str, str] = MappingProxyType(
     }
 )
 ALL_STAGES = frozenset(STAGES)
+# The reference's steps in which each stage rounds.
+STEPS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "qk": ("products",),
+        "chains": ("sum_of_chains",),
+        "logit": ("logit",),
+        "exp": ("alpha", "bias", "numerators"),
+        "sum": ("chunk_sum", "running_sum"),
+        "quantise": ("quantise",),
+        "rescale": ("rescale",),
+        "pv": ("pv",),
+        "merge": ("merge_partials",),
+        "normalise": ("normalise",),
+        "lse": ("lse2", "natural"),
+        "out": ("round_out",),
+    }
+)
 
 PFormat = Literal["e4m3", "e5m2", "fp16", "bf16", "fp32"]
 
@@ -54,18 +88,19 @@ class Alteration:
         p_format: the type of P as an operand of PV.
         p_rounding: how P is rounded to it; `"stochastic"` is one draw of a fixed seed.
         p_saturates: whether P past the largest finite value becomes that value, or NaN.
-        p_scale: P at the max.
-        p_max: whose max that is: of the chunks so far (`"running"`), of all of the CTA's keys, of
-            all of the row's; or, not a max, the row's LSE, so that P is normalised at once.
-        summed: the row sum is of P before or after its rounding.
+        p_scale: P of a key whose logit is the max.
+        p_max: which max: that of the chunks so far (`"running"`), of all of the CTA's keys, or
+            of all of the row's keys; or the row's LSE in place of a max, so that P is normalised at
+            once.
+        summed: whether the row sum adds P before or after its rounding.
         logits: what QK is rounded to before the scale.
         mma: the tensor core: the machine's, Hopper's native FP8 (13 fraction bits), or exact.
         partials: the type of the accumulators that are merged.
         out: roundings of the output: one to BF16; one before `out_scale` and one after; one toward
             zero.
-        lse_base: of the LSE that is written.
+        lse_base: the base of the LSE that is written.
         empty_lse: the LSE of a row without keys.
-        empty_row: its latents.
+        empty_row: the latents of a row without keys.
         invalid: what an id outside the cache does: nothing, or attend to row 0.
     """
 
@@ -100,10 +135,6 @@ def _wide(x: Any) -> NDArray[np.float64]:
 @dataclass(frozen=True)
 class Exact(Ideal):
     """`IDEAL` on operands of any type: all are widened to float64 first."""
-
-    def operand(self, code: NDArray[np.uint8]) -> NDArray[Any]:
-        """Bytes, as they are: other stages may round."""
-        return code
 
     def mma(self, a: NDArray[Any], b: NDArray[Any], c: Real) -> Real:
         """In float64."""
@@ -194,36 +225,12 @@ def _half(model: Model) -> Model:
     return replace(model, operands=minifloat.FP16, normalises_subnormals=False)
 
 
-@dataclass(frozen=True)
-class _Parts(Exact):
-    """A machine whose product, sums and multiply are those of different stages."""
-
-    product: Machine = EXACT
-    sums: Machine = EXACT
-    multiply: Machine = EXACT
-
-    @property
-    def step(self) -> int:
-        """That of the product."""
-        return self.product.step
-
-    def mma(self, a: NDArray[Any], b: NDArray[Any], c: Real) -> Real:
-        """The product's."""
-        return self.product.mma(a, b, c)
-
-    def add(self, a: Real, b: Real) -> Real:
-        """The sums'."""
-        return self.sums.add(a, b)
-
-    def mul(self, a: Real, b: Real) -> Real:
-        """The multiply's."""
-        return self.multiply.mul(a, b)
+Step = Callable[..., Any]
 
 
-class _State(NamedTuple):
-    max: Real
-    sum: Real
-    acc: Real
+def _on(machine: Machine, step: Step) -> Step:
+    """A step on a machine, whichever machine the decode runs on."""
+    return lambda *arguments: step(*arguments[:-1], machine)
 
 
 @dataclass(frozen=True)
@@ -243,7 +250,7 @@ class Altered:
     def __post_init__(self) -> None:
         unknown = self.stages - ALL_STAGES
         if unknown:
-            raise ValueError(f"stages: {sorted(unknown)} are none of {list(STAGES)}")
+            raise ValueError(f"stages must be of {list(STAGES)}, got {sorted(unknown)}")
         base = self.machine.multiplying(self.schedule.mma)
         if not isinstance(base, Gpu):
             raise TypeError(f"machine must be a GPU, got {base.name}; stages say what rounds")
@@ -254,142 +261,126 @@ class Altered:
 
     def decode(self, case: Case) -> tuple[NDArray[Any], NDArray[Any]]:
         """Latent `[batch, heads, 512]` and lse `[batch, heads]` of a case."""
-        rows = [self._row(case, b) for b in range(case.batch)]
-        return np.stack([latent for latent, _ in rows]), np.stack([lse for _, lse in rows])
+        # An instruction that takes more keys than the schedule pads to has its own zeros.
+        pv_keys = max(self.schedule.pv_keys, self._gpu.step)
+        return decode(
+            case.query[: case.batch, : case.heads],
+            case.kv,
+            case.rows,
+            case.valid,
+            scale_log2=case.scale_log2,
+            out_scale=case.out_scale,
+            schedule=replace(self.schedule, pv_keys=pv_keys),
+            machine=self._gpu,
+            steps=self.steps(),
+        )
 
     def bits(self, case: Case) -> tuple[NDArray[np.uint16], NDArray[np.uint32]]:
         """`decode` as encodings; all stages must round."""
         latent, lse = self.decode(case)
         return bits_of(latent), bits_of(lse)
 
+    def steps(self) -> Steps:
+        """The contract's steps with the altered ones replaced, each on its stage's machine."""
+        altered = replace(CONTRACT_STEPS, **self._replaced())
+        placed = {
+            name: _on(self._at(stage), getattr(altered, name))
+            for stage, names in STEPS_OF.items()
+            for name in names
+        }
+        return replace(altered, **placed)
+
     def _at(self, stage: str) -> Machine:
         return self._gpu if stage in self.stages else EXACT
 
-    def _row(self, case: Case, b: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        ids = case.rows[b, : case.counts[b]].astype(np.int64)[
-            self.schedule.order(int(case.counts[b]))
-        ]
-        used = (ids >= 0) & (ids < len(case.kv))
-        if self.alteration.invalid == "row 0":
-            ids, used = np.where(used, ids, 0), np.ones_like(used)
-        keys = np.zeros((len(ids), case.kv.shape[1]), np.uint8)
-        keys[used] = case.kv[ids[used]]
-        query = case.query[b, : case.heads]
-        s = self._logits(query, keys, np.float32(case.scale_log2))
-        row_max = _max(s, used)
-        if self.alteration.p_max == "lse":
-            row_max = _log2_sum(s, used, row_max)
-        partials = [
-            self._partial(s[:, part], keys[part], used[part], row_max)
-            for part in self.schedule.parts(len(keys))
-        ]
-        return self._merge(partials, np.array(case.out_scale, np.float32))
+    def _replaced(self) -> dict[str, Step]:
+        """The steps that the alteration replaces."""
+        a, steps = self.alteration, dict[str, Step]()
+        if a.invalid == "row 0":
+            steps["gather"] = _gather_row_0
+        if a.logits != "fp32":
+            form = minifloat.BF16 if a.logits == "bf16" else minifloat.FP16
+            steps["logit"] = partial(_rounded_logit, form)
+        if a.p_max != "running":
+            steps["start"] = _STARTS[a.p_max]
+        if a.p_scale != CONTRACT.p_scale:
+            for name in ("bias", "lse2"):
+                step = getattr(CONTRACT_STEPS, name)
+                steps[name] = partial(step, p_scale_log2=float(np.log2(a.p_scale)))
+        if (a.p_format, a.p_rounding, a.p_saturates) != ("e4m3", "rn", True):
+            steps["quantise"] = partial(_quantise, a)
+        if a.summed == "quantised":
+            steps["chunk_sum"] = partial(_sum_of_quantised, a, self._at("quantise"))
+        if a.partials == "bf16":
+            steps["merge_partials"] = _merge_bf16
+        if a.out == "twice" or a.empty_row != 0:
+            steps["normalise"] = partial(_normalise, a)
+        if a.out == "rz":
+            steps["round_out"] = _truncate
+        if a.lse_base == "2" or a.empty_lse != -np.inf:
+            steps["natural"] = partial(_written_lse, a)
+        return steps
 
-    def _logits(self, query: Any, keys: Any, scale: np.float32) -> Real:
-        machine = _Parts(
-            product=self._at("qk"), sums=self._at("chains"), multiply=self._at("logit")
-        )
-        if self.alteration.logits == "fp32":
-            return logits(query, keys, scale, self.schedule, machine)
-        products = logits(query, keys, np.float32(1), self.schedule, machine)
-        form = minifloat.BF16 if self.alteration.logits == "bf16" else minifloat.FP16
-        rounded = minifloat.decode(minifloat.encode(products, form), form)
-        return machine.mul(rounded, np.array(scale))
 
-    def _partial(self, s: Real, keys: Any, used: Any, row_max: Real) -> _State:
-        heads = len(s)
-        top = np.full(heads, -np.inf, s.dtype)
-        if self.alteration.p_max != "running":
-            top = _max(s, used) if self.alteration.p_max == "cta" else row_max
-        state = _State(top, np.zeros(heads, np.float32), np.zeros((heads, LATENT), np.float32))
-        for chunk in self.schedule.chunks(len(keys)):
-            state = self._chunk(state, s[:, chunk], keys[chunk], used[chunk])
-        return state
+# The steps that alterations put in the place of the contract's.
 
-    def _chunk(self, state: _State, s: Real, keys: Any, used: Any) -> _State:
-        exp, summing, rescaling, pv = map(self._at, ("exp", "sum", "rescale", "pv"))
-        top = np.fmax(state.max, _max(s, used))
-        alpha = exp.ex2(exp.sub(state.max, top))
-        alpha = np.where(state.max == -np.inf, alpha.dtype.type(1), alpha)
-        bias = exp.sub(top, exp.constant(np.log2(self.alteration.p_scale)))
-        p = exp.ex2(exp.sub(s, bias[:, None]))
-        p = np.where(used, p, p.dtype.type(0))
-        operand = self._quantise(p)
-        summed = p if self.alteration.summed == "p" else _values(operand).astype(p.dtype)
-        total = summing.fma(state.sum, alpha, ordered_sum(summed, self.schedule, summing))
-        acc = rescaling.mul(state.acc, alpha[:, None])
-        absent = -len(keys) % max(self.schedule.pv_keys, self._gpu.step)
-        a = np.pad(operand, [(0, 0), (0, absent)])
-        v = np.pad(keys[:, :LATENT], [(0, absent), (0, 0)])
-        return _State(top, total, pv.mma(a, v, acc))
 
-    def _quantise(self, p: Real) -> NDArray[Any]:
-        """P as an operand; `p` itself where the stage doesn't round."""
-        form, rounding = self.alteration.p_format, self.alteration.p_rounding
-        if "quantise" not in self.stages:
-            return p
-        if form == "fp32":
-            return _narrow(p)
-        if form == "bf16":
-            return bf16.encode(p)
-        if form == "fp16":
-            return minifloat.encode(p, minifloat.FP16).view(np.float16)
-        if form == "e5m2":
-            return e5m2.decode(e5m2.encode(p)).astype(np.float16)  # exact
-        if rounding == "stochastic":
-            return _stochastic(p)
-        return e4m3.encode(p, rounding=rounding, saturate=self.alteration.p_saturates)
+def _gather_row_0(kv: NDArray[np.uint8], ids: NDArray[np.int64]) -> tuple[Any, Any]:
+    """An id outside the cache is that of its row 0."""
+    return CONTRACT_STEPS.gather(kv, np.where((ids >= 0) & (ids < len(kv)), ids, 0))
 
-    def _merge(self, partials: list[_State], out_scale: Real) -> tuple[Any, Any]:
-        merging, last = self._at("merge"), self._at("normalise")
-        top = np.fmax.reduce([p.max for p in partials])
-        total: Real = np.zeros(len(top), np.float32)
-        row: Real = np.zeros(partials[0].acc.shape, np.float32)
-        for p in partials:
-            weight = merging.ex2(merging.sub(p.max, top))
-            weight = np.where(p.sum == 0, weight.dtype.type(0), weight)
-            acc = bf16.decode(bf16.encode(p.acc)) if self.alteration.partials == "bf16" else p.acc
-            total = merging.fma(weight, p.sum, total)
-            row = merging.fma(weight[:, None], acc, row)
-        if self.alteration.out == "twice":
-            once = last.mul(row, last.div(np.ones(1, np.float32), total)[:, None])
-            scaled = last.mul(bf16.decode(bf16.encode(once)), out_scale)
-        else:
-            scaled = last.mul(row, last.div(out_scale, total)[:, None])
-        empty = total == 0
-        latent = np.where(empty[:, None], scaled.dtype.type(self.alteration.empty_row), scaled)
-        return self._round_out(latent), self._lse(top, total, empty)
 
-    def _round_out(self, latent: Real) -> NDArray[Any]:
-        if "out" not in self.stages:
-            return latent
-        return bf16.encode(latent, rounding="rz" if self.alteration.out == "rz" else "rn")
+def _rounded_logit(form: minifloat.Format, dots: Real, scale_log2: Any, machine: Machine) -> Real:
+    rounded = minifloat.decode(minifloat.encode(dots, form), form)
+    return CONTRACT_STEPS.logit(rounded, scale_log2, machine)
 
-    def _lse(self, top: Real, total: Real, empty: Any) -> Real:
-        at = self._at("lse")
-        scale = at.constant(np.log2(self.alteration.p_scale))
-        lse = at.add(at.sub(top, scale), at.log2(total))
-        lse = np.where(empty, lse.dtype.type(-np.inf), lse)
-        if self.alteration.lse_base == "e":
-            lse = at.mul(lse, at.constant(LN_2))
-        return np.where(empty, lse.dtype.type(self.alteration.empty_lse), lse)
+
+def _start_at(top: Callable[..., Real]) -> Step:
+    """A CTA whose running max is given before its first key."""
+
+    def start(s: Real, used: NDArray[np.bool_], part: slice, machine: Machine) -> Partial:
+        return CONTRACT_STEPS.start(s, used, part, machine)._replace(max=top(s, used, part))
+
+    return start
 
 
 def _max(s: Real, used: NDArray[np.bool_]) -> Real:
-    """Each head's max over the keys that are used; NaN is passed over, -inf without any."""
-    lowest = s.dtype.type(-np.inf)
-    return np.asarray(np.fmax.reduce(np.where(used, s, lowest), axis=1, initial=lowest))
+    """Each head's max over the keys that are used; -inf without any."""
+    return CONTRACT_STEPS.running_max(s, used, np.full(len(s), -np.inf, s.dtype))
 
 
-def _log2_sum(s: Real, used: NDArray[np.bool_], top: Real) -> Real:
+def _log2_sum(s: Real, used: NDArray[np.bool_]) -> Real:
     """Each head's base-2 LSE."""
+    top = _max(s, used)
     with np.errstate(all="ignore"):
         p = np.where(used, np.exp2(_wide(s) - _wide(top)[:, None]), 0)
         return np.asarray(top + np.log2(p.sum(axis=1)), s.dtype)
 
 
-def _values(operand: NDArray[Any]) -> NDArray[np.float64]:
-    return _wide(operand) if operand.dtype == np.uint8 else operand.astype(np.float64)
+_STARTS: Mapping[str, Step] = MappingProxyType(
+    {
+        "cta": _start_at(lambda s, used, part: _max(s[:, part], used[part])),
+        "row": _start_at(lambda s, used, part: _max(s, used)),
+        "lse": _start_at(lambda s, used, part: _log2_sum(s, used)),
+    }
+)
+
+
+def _quantise(a: Alteration, p: Real, machine: Machine) -> NDArray[Any]:
+    """P as an operand; `p` itself where the stage doesn't round."""
+    if machine is EXACT:
+        return p
+    if a.p_format == "fp32":
+        return _narrow(p)
+    if a.p_format == "bf16":
+        return bf16.encode(p)
+    if a.p_format == "fp16":
+        return fp16.encode(p)
+    if a.p_format == "e5m2":
+        return e5m2.decode(e5m2.encode(p)).astype(np.float16)  # exact
+    if a.p_rounding == "stochastic":
+        return _stochastic(p)
+    return e4m3.encode(p, rounding=a.p_rounding, saturate=a.p_saturates)
 
 
 def _stochastic(p: Real) -> NDArray[np.uint8]:
@@ -401,3 +392,34 @@ def _stochastic(p: Real) -> NDArray[np.uint8]:
     with np.errstate(all="ignore"):
         up = (_wide(p) < e4m3.MAX) & (draw < (_wide(p) - low) / (high - low))
     return np.where(up, above, below)
+
+
+def _sum_of_quantised(
+    a: Alteration, quantiser: Machine, p: Real, schedule: Schedule, machine: Machine
+) -> Real:
+    quantised = _wide(_quantise(a, p, quantiser)).astype(p.dtype)
+    return CONTRACT_STEPS.chunk_sum(quantised, schedule, machine)
+
+
+def _merge_bf16(partials: list[Partial], machine: Machine) -> Sums:
+    rounded = [p._replace(acc=bf16.decode(bf16.encode(p.acc))) for p in partials]
+    return CONTRACT_STEPS.merge_partials(rounded, machine)
+
+
+def _normalise(a: Alteration, row: Real, total: Real, out_scale: Any, machine: Machine) -> Real:
+    """A row without keys is `empty_row`; rounded `"twice"`, also before the V scale."""
+    if a.out == "twice":
+        once = CONTRACT_STEPS.normalise(row, total, np.float32(1), machine)
+        scaled = machine.mul(bf16.decode(bf16.encode(once)), out_scale)
+    else:
+        scaled = CONTRACT_STEPS.normalise(row, total, out_scale, machine)
+    return np.where(total[:, None] == 0, scaled.dtype.type(a.empty_row), scaled)
+
+
+def _truncate(row: Real, machine: Machine) -> NDArray[Any]:
+    return row if machine is EXACT else bf16.encode(row, rounding="rz")
+
+
+def _written_lse(a: Alteration, lse2: Real, machine: Machine) -> Real:
+    lse = lse2 if a.lse_base == "2" else CONTRACT_STEPS.natural(lse2, machine)
+    return np.where(np.isneginf(lse2), lse.dtype.type(a.empty_lse), lse)

@@ -1,8 +1,8 @@
 """Counterfactuals: for each claim about the arithmetic, the models in which it is false.
 
-A claim that a kernel agrees with is worth as much as the claims that the same data would refute. A
-counterfactual decodes the very cases that decide its claim, and the kernel's bits are held against
-it too: the claim holds if they are the contract's, and the counterfactual's are others.
+A claim says something only if the same data would refute other claims. A counterfactual decodes the
+same cases that decide its claim, and its bits are compared with the kernel's too. The claim holds
+if the kernel's bits are the contract's and differ from the counterfactual's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +31,12 @@ class Counterfactual:
     """A model in which a claim is false.
 
     Attributes:
-        name: unique, a word.
+        name: a unique word.
         claim: the claim that it contradicts.
         about: the model in words, as the end of "a kernel that ...".
         alteration: how its arithmetic differs.
-        schedule: the name of one of `OTHER_SCHEDULES`, how its order differs; "" for not at all.
-        data: the cases that tell it from the contract; others are taken where these weren't run.
+        schedule: how its order differs: a name in `OTHER_SCHEDULES`, or "" for the same order.
+        data: the cases that tell it from the contract. If none of them was run, others are taken.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Counterfactual:
 
 
 def _filling(schedule: Schedule, case: Case) -> Schedule:
-    """As many CTAs a row as fill the GPU: the fewer rows, the more."""
+    """As many CTAs for each row as fill the GPU: the fewer rows, the more CTAs."""
     clusters = case.batch * case.heads // HEAD_TILE
     split = 2 ** int(np.log2(np.clip(SMS // clusters, 1, 8)))
     return replace(schedule, split=split)
@@ -227,7 +227,7 @@ def decoded(counterfactual: Counterfactual, case: Case, machine: str) -> Bits:
 
 
 def trial(name: str, evidence: CaseEvidence, other: Bits) -> Trial:
-    """Hold a kernel's results of a case against the contract's and the counterfactual's."""
+    """Compare a kernel's results of a case with the contract's and the counterfactual's."""
     contract = evidence.assessment
     digests = np.array(evidence.digests or digests_of(evidence.latent))
     known = digests == np.array(digests_of(evidence.latent))  # [batch, tiles]
@@ -250,7 +250,7 @@ def _same(digests: NDArray[Any], lse: NDArray[np.uint32], bits: Bits) -> int:
 
 
 def chosen(counterfactual: Counterfactual, evidence: Sequence[CaseEvidence]) -> list[CaseEvidence]:
-    """The cases to hold it against: those that it names, or else the cheapest that there are."""
+    """The cases to compare it on: those that it names, or else the cheapest ones that were run."""
     named = [e for e in evidence if e.case.name in counterfactual.data]
     return named or sorted(evidence, key=lambda e: _cost(e.case))[:FALLBACK]
 
@@ -266,9 +266,9 @@ def try_all(
     workers: int | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[str, Trial]:
-    """Every counterfactual against a kernel's results, over `workers` processes; by name.
+    """Compare every counterfactual with a kernel's results, over `workers` processes; by name.
 
-    One that no case was run for is left out.
+    A counterfactual for which no case was run is left out.
     """
     pairs = [(c, e) for c in CATALOGUE for e in chosen(c, evidence)]
     trials: dict[str, Trial] = {}

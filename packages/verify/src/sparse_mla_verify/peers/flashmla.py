@@ -1,8 +1,9 @@
-"""FlashMLA's sparse FP8 decode, if it is there.
+"""FlashMLA's sparse FP8 decode, if it is installed.
 
-It is another trade: BF16 queries and matrix products, a cache of 656 bytes a token, two launches
-(split, combine). It is given what it needs before the clock starts: its own cache with the same
-E4M3 values and scales of 1, BF16 queries, lists as narrow as it takes, scheduling metadata.
+FlashMLA makes other choices: BF16 queries and matrix products, a cache of 656 bytes for each token,
+and two launches (split, combine). Before the clock starts it gets what it needs: its own cache with
+the same E4M3 values and scales of 1, BF16 queries, the narrowest lists that it takes, and its
+scheduling metadata.
 """
 
 from __future__ import annotations

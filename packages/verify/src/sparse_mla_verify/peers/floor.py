@@ -1,9 +1,8 @@
 """The floor: an empty kernel, launched as the base schedule is.
 
-It holds what every launch in a graph costs: the graph's edge (programmatic, as ours), the start of
-as many clusters of as many CTAs of 512 threads, `griddepcontrol`, and their exit. It holds no
-shared memory, no barrier, and no load or store: not the count, the row ids, the gather, the query,
-the arithmetic or the merge.
+Its time is what every launch in a graph costs: the graph's edge (programmatic, like ours), the
+start of as many clusters of as many CTAs of 512 threads, `griddepcontrol`, and their exit. The
+kernel has no shared memory, no barrier, and no load or store. It does none of the decode's work.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Push mode on one GPU: `sparse-mla-audit push check --ranks 2 4 8`.
 
 D emulated ranks share the GPU. Every step's rows and LSEs are compared with the simulated step bit
-for bit; between steps every word of every mailbox has to be its sentinel again. All waits are
-bounded, and so is the whole run: what doesn't fit into `--seconds` counts as failed.
+for bit. Between steps every word of every mailbox must be its sentinel again. All waits are
+bounded, and so is the whole run: a check that doesn't fit into `--seconds` counts as failed.
 
     compute-sanitizer --tool memcheck python -m sparse_mla_verify push check --sanitize
 """
@@ -210,7 +210,7 @@ def ranks_on_streams(ranks: int, heads: int, workers: int) -> list[Check]:
 
 
 def lost_peer(ranks: int, heads: int, workers: int) -> list[Check]:
-    """The last rank sends no query, then no partial; a reset and a right step after each."""
+    """The last rank sends no query, then no partial. A reset and a correct step follow each."""
     import torch
 
     from sparse_mla_kernel import Stage
@@ -242,7 +242,7 @@ def lost_peer(ranks: int, heads: int, workers: int) -> list[Check]:
 
 
 def _lose(group: "Group", inputs: "list[RankInputs]", stage: "Stage") -> list[str]:
-    """Rank 0 runs a step in which the last rank leaves a stage out; what was wrong about it."""
+    """Rank 0 runs a step in which the last rank leaves a stage out. Returns what went wrong."""
     import torch
 
     from sparse_mla_kernel import PeerTimeoutError, Stage, owner_merge, push_decode, query_exchange

@@ -1,9 +1,9 @@
 """Push mode between GPUs: `sparse-mla-audit push group --gpus 2 --out FILE.json`.
 
-One process a GPU, spawned here. Steps back to back, graph replay, ranks delayed at random, a lost
-peer, and the benchmark. Expected bits come from the simulated step, computed before the processes
-start; `--steps` steps cycle over `--distinct` of them. All waits are bounded, and past `--seconds`
-the processes are ended.
+Each GPU has a process, spawned here. The run has steps back to back, graph replay, ranks delayed at
+random, a lost rank, and the benchmark. Expected bits come from the simulated step, computed before
+the processes start; `--steps` steps cycle over `--distinct` of them. All waits are bounded, and
+past `--seconds` the processes are ended.
 """
 
 import json
@@ -219,7 +219,7 @@ class Worker:
         ]
 
     def lost_peer(self) -> list[Check]:
-        """The last rank leaves a step out, then half of one; the others say so, and recover."""
+        """The last rank leaves out a step, then half of one. The others report it and recover."""
         import torch
 
         from sparse_mla_kernel import DcpMailbox, PeerTimeoutError, Stage, query_exchange
@@ -306,7 +306,7 @@ class Worker:
         return [Check("baselines agree", about, 2, int(apart >= 0.02), first)], timings
 
     def run(self) -> tuple[list[Check], list[Timing]]:
-        """Everything, in an order that ends with what may break."""
+        """Run everything. What may break the group comes last."""
         replays = self.job.replays
         checks = self.steps(delayed=False)
         checks += self.steps(delayed=True)

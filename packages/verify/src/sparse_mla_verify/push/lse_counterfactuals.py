@@ -1,10 +1,10 @@
-"""The base of pushed LSEs: recorded steps against the models in which it is another.
+"""The base of pushed LSEs: recorded steps against models in which the base is another.
 
-A push recording has no bits: it says how many results of its steps were compared with those of the
-simulated step, how many differed, and by `Check.expected` what they were compared with. Where none
-differed the kernels' bits are the simulated step's, and a model tells them apart wherever it gives
-others. Each case is decoded once; what the models change comes after: the words that are pushed,
-and how their owner reads them.
+A push recording has no bits. It says how many results of its steps were compared with those of the
+simulated step, how many differed, and, by the hash `Check.expected`, what they were compared with.
+If none differed, the kernels' bits are those of the simulated step, and each element for which a
+model gives other bits rejects the model. Each case is decoded once. The models change what comes
+after: the words that are pushed, and how their owner reads them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -194,7 +194,7 @@ class Told:
 
 
 def told(case: StepCase) -> Told:
-    """Decode a case and hold every model against the contract. Rows are an owner's."""
+    """Decode a case and compare every model with the contract. Rows are those of an owner."""
     sent = pushed(case)
     contract = merged(owner_merge, case, sent)
     same, telling = {}, {}

@@ -1,4 +1,4 @@
-"""Inputs of one step of D ranks, with fixed seeds, and what the reference says comes out.
+"""Inputs of one step of D ranks, with fixed seeds, and the outputs that the reference predicts.
 
 Cache rows that no list names hold NaN.
 """
@@ -118,8 +118,8 @@ def drawn(
 ) -> StepCase:
     """A step of normal data. A row has no key on a rank with probability `empty`.
 
-    The last row has none on any, the one before on all but one of them. Some ids are outside the
-    cache. `most` keys a rank and row at the most, `width` if left out.
+    The last row has no key on any rank, and the row before it has keys on only one rank. Some ids
+    are outside the cache. A rank has at most `most` keys for a row (`width` if left out).
     """
     rng = _rng(f"{name} {ranks} {owner_heads}")
     query = [_normal(rng, batch, owner_heads, COLUMNS) for _ in range(ranks)]

@@ -1,4 +1,4 @@
-"""Sparse MLA decode: one cluster a (16 heads, row), one line a stage."""
+"""Sparse MLA decode: a cluster for each row and 16 heads, and one line for each stage."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class SparseDcpDecode(DecodeKernel):
         cta = cute.arch.block_idx_in_cluster()
         warp = cute.arch.warp_idx()
 
-        # Barriers, before anything that a predecessor writes is read
+        # Barriers: made before anything is read that the kernel before may write
         storage = SmemAllocator().allocate_array(cutlass.Uint8, layout.size, byte_alignment=128)
         smem = storage.toint()
         self._init_barriers(storage)
@@ -195,7 +195,7 @@ class SparseDcpDecode(DecodeKernel):
             accumulate(rAcc, smem, count, layout)
             cute.arch.sync_threads()  # the chunk's buffers are free
 
-        # Merge: every peer's barrier is armed once the cluster has met
+        # Merge: after this wait every CTA of the cluster has armed its barrier
         cute.arch.cluster_wait()
         push_partial(rAcc, rMax, rSum, smem, cta, layout)
         query.release(cta, layout)
@@ -204,7 +204,7 @@ class SparseDcpDecode(DecodeKernel):
 
     @cute.jit
     def _init_barriers(self, storage: cute.Pointer) -> None:
-        """The gather's counts a chunk's threads; the merge's is armed before any peer can push."""
+        """Make both barriers, and arm the merge's before any other CTA can push."""
         t, _, _ = cute.arch.thread_idx()
         if t == 0:
             if const_expr(self.push is not None):

@@ -1,4 +1,4 @@
-"""Gather: row ids to cache rows in shared memory, one bulk copy a row."""
+"""Gather: row ids to cache rows in shared memory, by one bulk copy for each row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, TILE_HEADS
 
 @cute.jit
 def split_keys(n: Int32, cta: Int32, split: cutlass.Constexpr[int]) -> tuple[Int32, Int32]:
-    """The keys ``[begin, end)`` of a row's ``n`` that CTA ``cta`` attends to."""
+    """CTA ``cta`` attends to the keys ``[begin, end)`` of a row's ``n`` keys."""
     per = (n + (split - 1)) // split
     begin = cutlass.min(n, cta * per)
     return begin, cutlass.min(n, begin + per)
@@ -35,7 +35,7 @@ def gather_chunk(
     first: cutlass.Boolean,
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """Thread ``t < chunk``: ask for key ``begin + t``, and in the first chunk for head ``t`` too.
+    """Thread ``t < chunk`` asks for key ``begin + t`` and, in the first chunk, for head ``t`` too.
 
     A row id outside ``[0, N)`` is never read: its key is marked as not live. V rows that no copy
     fills are zeroed up to the next whole MMA step, since P = 0 does not silence a NaN beside it.

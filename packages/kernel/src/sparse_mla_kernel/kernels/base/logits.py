@@ -21,12 +21,12 @@ def scaled_logits(
     scale_log2: Float32,
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """Warp w: logits of keys ``8w .. 8w + 7``, base-2 exponents; ``-inf`` where a key is not live.
+    """Warp w: base-2 logits of keys ``8w .. 8w + 7``; ``-inf`` for a key that is not live.
 
     Args:
         rLogit: ``[4]`` f32, out: a C fragment, 16 heads x 8 keys.
         smem: Base address of the shared memory that ``layout`` divides.
-        count: Keys in the chunk; a warp with none of them multiplies nothing.
+        count: Keys in the chunk; a warp that has none of them multiplies nothing.
         scale_log2: Softmax scale x tensor scales x log2(e).
     """
     lane = cute.arch.lane_idx()

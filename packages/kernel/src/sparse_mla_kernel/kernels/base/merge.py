@@ -1,8 +1,8 @@
 """Cluster merge: the CTAs' partials to final rows, and the rows to where they go (R13 to R15).
 
-Partials travel over distributed shared memory to the CTA that owns their columns. There a warp has
-a head; a lane four columns, of every 128 that the CTA owns. Nothing of the cluster is read after
-that but this CTA's own shared memory, so a CTA may exit before its peers.
+Partials travel over distributed shared memory to the CTA that owns their columns. There each warp
+takes one head, and each lane takes four of every 128 columns that the CTA owns. After that a CTA
+reads only its own shared memory, so that it may exit before the other CTAs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def push_partial(
     cta: Int32,
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """Give each CTA of the cluster, this one too, what it owns of this CTA's partial.
+    """Send every CTA of the cluster, also this one, the columns that it owns of this CTA's partial.
 
     Warp w's 32 columns belong to one CTA. Every CTA gets the maximum and sum of all heads.
 
@@ -125,7 +125,7 @@ def merge_columns(
 
 
 class RowSink(Protocol):
-    """Where a CTA's merged rows go. The pipeline calls these in the order they stand in."""
+    """Where a CTA's merged rows go. The pipeline calls the methods in their order here."""
 
     def open(self, row: Int32, tile: Int32, cta: Int32, layout: SharedLayout) -> None:
         """Find the place of the tile's rows."""
@@ -189,7 +189,7 @@ class MailboxSink:
     def open(
         self, row: Int32, tile: Int32, cta: Int32, layout: cutlass.Constexpr[SharedLayout]
     ) -> None:
-        """The warp's head has an owner: addresses of this lane's first columns, and of the LSE."""
+        """Find the owner of the warp's head, and where this lane's columns and the LSE go."""
         self.cta = cta
         self.head = tile * TILE_HEADS + cute.arch.warp_idx()
         column = cta * layout.cta_columns + 4 * cute.arch.lane_idx()

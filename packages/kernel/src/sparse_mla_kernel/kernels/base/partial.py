@@ -24,7 +24,7 @@ from sparse_mla_kernel.ptx.shared_memory import load_shared_b32, store_fp8_pair_
 def store_p(
     rLogit: cute.Tensor, rMax: cute.Tensor, smem: Int32, layout: cutlass.Constexpr[SharedLayout]
 ) -> None:
-    """P of this warp's 8 keys: its FP32 sum to ``warp_sum``, its E4M3 bytes to ``p``."""
+    """Store P of this warp's 8 keys: its FP32 sum in ``warp_sum``, its E4M3 bytes in ``p``."""
     lane = cute.arch.lane_idx()
     rP = cute.make_rmem_tensor(4, Float32)
     for half in cutlass.range_constexpr(2):
@@ -38,7 +38,7 @@ def store_p(
 def raise_sum(
     rSum: cute.Tensor, rAlpha: cute.Tensor, smem: Int32, layout: cutlass.Constexpr[SharedLayout]
 ) -> None:
-    """The running row sum takes the chunk in.
+    """Add the chunk to the running row sum.
 
     Args:
         rSum: ``[2]`` f32, in and out, heads ``lane / 4`` and ``+ 8``; starts at 0.
@@ -51,7 +51,7 @@ def raise_sum(
 
 @cute.jit
 def rescale(rAcc: cute.Tensor, rAlpha: cute.Tensor) -> None:
-    """Older weights shrink to the new maximum.
+    """Rescale the accumulators to the new maximum.
 
     Args:
         rAcc: ``[4, 4]`` f32 (C fragment, MMA), in and out.
@@ -66,7 +66,7 @@ def rescale(rAcc: cute.Tensor, rAlpha: cute.Tensor) -> None:
 def accumulate(
     rAcc: cute.Tensor, smem: Int32, count: Int32, layout: cutlass.Constexpr[SharedLayout]
 ) -> None:
-    """Warp w: ``acc += P @ V`` for latent columns ``32w .. 32w + 31``, 32 keys a step."""
+    """Warp w adds ``P @ V`` for latent columns ``32w .. 32w + 31``, in steps of 32 keys."""
     lane = cute.arch.lane_idx()
     warp = cute.arch.warp_idx()
     g = lane // 4
@@ -88,7 +88,7 @@ def accumulate(
 
 @cute.jit
 def _four_keys(v: Int32) -> tuple[Uint32, Uint32, Uint32, Uint32]:
-    """One word (4 columns) of each of 4 keys, as one word (4 keys) of each of 4 columns."""
+    """Turn a word (4 columns) of each of 4 keys into a word (4 keys) of each of 4 columns."""
     return transpose4(
         load_shared_b32(v),
         load_shared_b32(v + ROW_STRIDE_BYTES),

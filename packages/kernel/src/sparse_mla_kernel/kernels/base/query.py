@@ -1,4 +1,4 @@
-"""The query of a tile: its 16 rows come with the first keys, or out of the mailbox before them."""
+"""The query of a tile: its 16 rows come with the first keys, or earlier out of the mailbox."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparse_mla_kernel.schedule import ROW_COLUMNS, TILE_HEADS
 
 
 class QuerySource(Protocol):
-    """Where a CTA's query rows come from. The pipeline calls these in the order they stand in."""
+    """Where a CTA's query rows come from. The pipeline calls the methods in their order here."""
 
     def open(self, row: Int32, tile: Int32) -> None:
         """Find the tile's query rows of a row of the batch."""
@@ -32,7 +32,7 @@ class QuerySource(Protocol):
         end: Int32,
         layout: SharedLayout,
     ) -> None:
-        """Have the query rows in shared memory, if they don't come with the first chunk."""
+        """Bring the query rows into shared memory, if they don't come with the first chunk."""
 
     def gather(
         self,
@@ -130,7 +130,7 @@ class MailboxQuery:
             self.box,
         )
         cute.arch.sync_threads()  # the query is whole
-        cute.arch.cluster_wait()  # every CTA's word of losses is there
+        cute.arch.cluster_wait()  # every CTA has cleared its word `lost`
         _announce_lost(lost, smem, layout)
         # Relaxed: all that precedes it is loads whose words are already in shared memory.
         cute.arch.cluster_arrive_relaxed()
@@ -170,7 +170,7 @@ class MailboxQuery:
 
 @cute.jit
 def _announce_lost(lost: Boolean, smem: Int32, layout: cutlass.Constexpr[SharedLayout]) -> None:
-    """Tell every CTA of the cluster if this thread gave up; all CTAs have met before."""
+    """Tell every CTA of the cluster if this thread gave up. All CTAs have started before."""
     if lost:
         for peer in cutlass.range_constexpr(layout.schedule.split):
             store_cluster_b32(map_shared(smem + layout.lost, peer), Int32(1))

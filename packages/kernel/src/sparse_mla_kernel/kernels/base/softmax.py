@@ -20,7 +20,7 @@ from sparse_mla_kernel.schedule import TILE_HEADS
 def store_warp_max(
     rLogit: cute.Tensor, smem: Int32, layout: cutlass.Constexpr[SharedLayout]
 ) -> None:
-    """Each head's largest logit among this warp's 8 keys (R4), to ``warp_max``."""
+    """Store each head's largest logit among this warp's 8 keys (R4) in ``warp_max``."""
     lane = cute.arch.lane_idx()
     for half in cutlass.range_constexpr(2):
         top = max_f32(rLogit[2 * half], rLogit[2 * half + 1])  # R4
@@ -35,7 +35,7 @@ def store_warp_max(
 def raise_max(
     rMax: cute.Tensor, rAlpha: cute.Tensor, smem: Int32, layout: cutlass.Constexpr[SharedLayout]
 ) -> None:
-    """The running maximum takes the chunk in (R4), and says by how much older sums shrink (R5).
+    """Raise the running maximum by the chunk's (R4), and find the factor for older sums (R5).
 
     Args:
         rMax: ``[2]`` f32, in and out, heads ``lane / 4`` and ``+ 8``; starts at ``-inf``.
@@ -103,5 +103,5 @@ def chunk_sum(
 
 @cute.jit
 def _slot(base: Int32, warp: Int32, head: Int32) -> Int32:
-    """Address of ``[warp][head]`` in a table of one f32 a warp and head."""
+    """Address of ``[warp][head]`` in a table with one f32 for each warp and head."""
     return base + 4 * (warp * TILE_HEADS + head)

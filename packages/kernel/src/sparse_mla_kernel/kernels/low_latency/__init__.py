@@ -1,20 +1,21 @@
-"""The low-latency schedule: the same stages as the package's own, under the same file names.
+"""The low-latency schedules: the stages of the base schedule, under the same file names.
 
-What differs, and why:
+These things differ from the base schedule, for these reasons:
 
 * Keys are dealt to the CTAs in runs of 8, so that a CTA's row ids don't depend on the count and
   both are loaded at once.
-* Products are FP16: bytes are unpacked once and the accumulator stays in the MMA. No separate adds,
-  and bits that no assembler's emulation decides.
-* A CTA has 32 heads where 16 would make more clusters than run at once: what is unpacked of a key
-  then serves twice as many products.
-* Eight warps multiply and four copy, which lend them their registers. Each CTA of a cluster copies
-  a share of the query to all of them; later chunks of keys arrive while earlier ones are
-  multiplied.
-* Where each CTA has one chunk, P is exchanged (``exchange``) and no partial has to travel: a CTA
-  sums over all keys in the columns that it owns.
-* Where it has more (``partial``), a chunk's PV and the next chunk's softmax are one run of
-  instructions, of which neither waits for the other. The partials go to their owners at the end.
+* Products are FP16. The bytes are unpacked once, and the accumulator stays in the MMA: there are no
+  separate adds, and the bits don't depend on how an assembler emulates an instruction.
+* A CTA has 32 heads where CTAs with 16 would make more clusters than can run at once. Each
+  unpacked key then serves twice as many products.
+* Eight warps multiply and four warps copy. The copying warps lend their registers to the others.
+  Each CTA of a cluster copies a share of the query to all of them. Later chunks of keys arrive
+  while earlier ones are multiplied.
+* Where each CTA has one chunk, the CTAs exchange P (``exchange``) and no partial has to travel.
+  Each CTA sums over all keys in the columns that it owns.
+* Where a CTA has more chunks (``partial``), PV of a chunk and the softmax of the next chunk are one
+  run of instructions, in which neither waits for the other. The partials go to their owners at the
+  end.
 
-Both ways round at the same places in the same order: which one a row takes changes no bit.
+The two ways round at the same places and in the same order: a row has the same bits in both.
 """

@@ -1,4 +1,4 @@
-"""Sparse MLA decode, low latency: one line a stage."""
+"""Sparse MLA decode, low latency: one line for each stage."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr, cute
 from cutlass.memory import SmemAllocator
 
-from sparse_mla_kernel.arithmetic.finish import lse_log2, normalise
-from sparse_mla_kernel.io.sink import write_columns, write_lse
 from sparse_mla_kernel.kernels.launch import DecodeKernel
 from sparse_mla_kernel.kernels.low_latency.exchange import accumulate_from, expect_p, push_p
 from sparse_mla_kernel.kernels.low_latency.gather import (
@@ -51,6 +49,8 @@ from sparse_mla_kernel.kernels.low_latency.layout import (
 )
 from sparse_mla_kernel.kernels.low_latency.logits import load_logits, quarter_logits, scale_logits
 from sparse_mla_kernel.kernels.low_latency.merge import (
+    finish_columns,
+    finish_lse,
     hand_over,
     merge_half,
     merge_vector,
@@ -73,7 +73,7 @@ from sparse_mla_kernel.schedule import LOW_LATENCY, ROW_COLUMNS, TILE_HEADS, Sch
 
 
 def tiles_of(batch: int, heads: int, split: int) -> int:
-    """Tiles of 16 heads of a CTA: 1 as long as all clusters run at once, then 2 if they can be."""
+    """Tiles of 16 heads in a CTA: 1 as long as all clusters run at once, and else 2 if possible."""
     tiles = heads // TILE_HEADS
     return 1 if tiles % 2 or batch * tiles <= RESIDENT_CLUSTERS[split] else 2
 
@@ -81,7 +81,7 @@ def tiles_of(batch: int, heads: int, split: int) -> int:
 class LowLatencyDecode(DecodeKernel):
     """The kernel of an FP16 schedule for one batch shape; latent mode alone.
 
-    A cluster is the ``split`` CTAs of one row and 16 or 32 heads. Which of these decides no bit.
+    A cluster is the ``split`` CTAs of one row and 16 or 32 heads. Both numbers give the same bits.
 
     Args:
         batch: Decode rows.
@@ -139,9 +139,9 @@ class LowLatencyDecode(DecodeKernel):
         cta = cute.arch.block_idx_in_cluster()
         warp = cute.arch.warp_idx()
 
-        # Barriers, before anything that a predecessor writes is read. That they are made is all
-        # that peers have to see, and their fence says it: the arrival releases nothing. A warp
-        # waits for the cluster before it sends anything.
+        # Barriers: made before anything is read that the kernel before may write. The other CTAs
+        # have to see only that the barriers are made, and the fence after them ensures this, so
+        # that the arrival need not release. A warp waits for the cluster before it sends anything.
         storage = SmemAllocator().allocate_array(Uint8, layout.size, byte_alignment=128)
         self._init_barriers(storage)
         cute.arch.cluster_arrive_relaxed()
@@ -183,9 +183,9 @@ class LowLatencyDecode(DecodeKernel):
         first_head: Int32,
         cta: Int32,
     ) -> None:
-        """The warps that copy: the query, then V of all keys or this CTA's chunks after the first.
+        """The warps that copy. They copy the query, then V of all keys or this CTA's later chunks.
 
-        The multiplying warps copy the first chunk themselves: they have more lanes.
+        The multiplying warps copy the first chunk themselves, because they have more lanes.
         """
         layout = self.layout
         schedule = self.schedule
@@ -204,7 +204,7 @@ class LowLatencyDecode(DecodeKernel):
         n = cutlass.max(cutlass.min(loaded, self.width), 0)
         most = keys_dealt(n, Int32(0), schedule)
         if most <= CHUNK:
-            # V is needed last: the keys go first
+            # V is needed last, so the keys go first
             cute.arch.barrier(barrier_id=KEYS_ASKED, number_of_threads=THREADS)
             copy_values(mKv, gIds, rIds, smem, cta, n, multiplied_keys(most), layout)
         else:
@@ -239,7 +239,7 @@ class LowLatencyDecode(DecodeKernel):
         schedule = self.schedule
         smem = storage.toint()
 
-        # Count and row ids: loads that don't wait for each other
+        # Count and row ids: these loads don't wait for each other
         loaded = mValid[row]
         key_id = load_key_id(mRows[row, None], cta, own_key(), schedule)
 
@@ -266,7 +266,7 @@ class LowLatencyDecode(DecodeKernel):
 
     @cute.jit
     def _init_barriers(self, storage: cute.Pointer) -> None:
-        """A barrier a warp. Bytes may come before they are expected: the phase waits for that."""
+        """Each warp makes one barrier. Bytes may come before they are expected; the phase waits."""
         layout = self.layout
         warp = cute.arch.warp_idx()
         arrivals, size = Int32(1), Int32(0)
@@ -303,9 +303,9 @@ class LowLatencyDecode(DecodeKernel):
     ) -> None:
         """One chunk: P is exchanged, and this CTA sums for the columns that it owns.
 
-        The warps of the first half of the CTAs' partials begin the sums, those of the second half
-        end them. A CTA may exit before its peers: it has received all that they send, and its share
-        of the query has reached each of them, whose P came after.
+        The warps with the first half of the CTAs' partials begin the sums, and the warps with the
+        second half end them. A CTA may exit before the others: it has received all that they send,
+        and its share of the query reached each of them before they sent their P.
         """
         layout = self.layout
         smem = storage.toint()
@@ -327,7 +327,7 @@ class LowLatencyDecode(DecodeKernel):
         row_sum = raised_sum(Float32(0.0), rAlpha, rChunkSum, layout)
         push_stats(rMax, row_sum, smem, cta, layout)
 
-        # The partials of the owned columns, and their weights as soon as they can be had
+        # The partials of the owned columns, and their weights as soon as they are known
         rAcc = cute.make_rmem_tensor((4, 2 * layout.units, layout.tiles, layout.half_ctas), Float32)
         rWeight = cute.make_rmem_tensor(layout.split, Float32)
         rAcc.fill(0.0)
@@ -371,12 +371,15 @@ class LowLatencyDecode(DecodeKernel):
                     head = first_head + TILE_HEADS * m + 8 * r + lane // 4
                     gRow = mLatent[row, head, None].iterator
                     for u in cutlass.range_constexpr(layout.units):
-                        low, high = normalise(
-                            rRow[None, u, r, m], rTotal[r, m], rInverse[r, m]
-                        )  # R15
-                        write_columns(gRow + (columns + UNIT_COLUMNS * u), low, high)
+                        finish_columns(
+                            gRow,
+                            columns + UNIT_COLUMNS * u,
+                            rRow[None, u, r, m],
+                            rTotal[r, m],
+                            rInverse[r, m],
+                        )
         elif cta == 0 and warp == 0 and lane < layout.heads:
-            write_lse(mLse, row, first_head + lane, lse_log2(top, total))  # R14
+            finish_lse(mLse, row, first_head + lane, top, total)
 
     @cute.jit
     def apart(
@@ -438,7 +441,7 @@ class LowLatencyDecode(DecodeKernel):
             if keys - CHUNK * final > PAIR_KEYS * pair:
                 accumulate(rAcc, smem, final, pair, layout)
 
-        # Partials to their owners, in the place of the keys that no CTA needs any more
+        # Partials to their owners, over the keys, which no CTA needs any more
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         push_rows(rAcc, smem, cta, layout)
@@ -448,7 +451,7 @@ class LowLatencyDecode(DecodeKernel):
         cute.arch.mbarrier_wait(storage + layout.stats_barrier, 0)
         top, total, inverse = weigh_partials(rWeight, smem, out_scale, layout)
         if cta == 0 and warp == 0 and lane < layout.heads:
-            write_lse(mLse, row, first_head + lane, lse_log2(top, total))  # R14
+            finish_lse(mLse, row, first_head + lane, top, total)
         rRow = cute.make_rmem_tensor(4, Float32)
         rHeadWeight = cute.make_rmem_tensor(layout.split, Float32)
         self.meet()  # this CTA's own partial is whole
@@ -466,7 +469,6 @@ class LowLatencyDecode(DecodeKernel):
             for owner_warp in cutlass.range_constexpr(layout.owner_warps):
                 block = (2 * m + r) * WARP_UNITS + unit
                 merge_vector(rRow, rHeadWeight, smem, block, Int32(owner_warp), layout)
-                low, high = normalise(rRow, head_total, head_inverse)  # R15
                 column = cta * layout.cta_columns + WARP_COLUMNS * owner_warp
                 column += UNIT_COLUMNS * unit + 4 * (lane % 4)
-                write_columns(gRow + column, low, high)
+                finish_columns(gRow, column, rRow, head_total, head_inverse)

@@ -1,7 +1,7 @@
-"""PV where a CTA's P goes to every CTA of its split, which sums for the columns it owns (R12).
+"""PV with exchanged P: every CTA of a split gets all P, and sums in the columns that it owns (R12).
 
-That is less to send than the partials that come of it, and each owner has its rows whole. It needs
-V of all keys, so it is done where each CTA has one chunk.
+P is less to send than the partials that are made from it, and no owner has to wait for partials.
+Each owner needs V of all keys for this, so P is exchanged only where each CTA has one chunk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sparse_mla_kernel.ptx.copy import mbarrier_arrive_expect_tx
 
 @cute.jit
 def expect_p(smem: Int32, multiplied: Int32, layout: cutlass.Constexpr[SharedLayout]) -> None:
-    """One thread: expect P of ``multiplied`` keys from every CTA, also from one without keys.
+    """One thread expects P of ``multiplied`` keys from every CTA, also from a CTA without keys.
 
     P may come before it is expected: the barrier's phase does not end before this arrival.
     """
@@ -45,7 +45,7 @@ def push_p(
     multiplied: Int32,
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """Warp w: P of its heads to every CTA of the split, itself included.
+    """Warp w sends P of its heads to every CTA of the split, also its own.
 
     Args:
         rP: From ``chunk_p``.
@@ -75,7 +75,7 @@ def accumulate_from(
     multiplied: Int32,
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """Warp w: ``acc += P @ V`` of CTAs of its half, for its share of the owned columns.
+    """Warp w adds ``P @ V`` of the CTAs of its half, for its share of the owned columns.
 
     Args:
         rAcc: ``[4, 2 units, tiles, CTAs of a half]`` f32 (C fragment, 8 columns, 16 heads, CTA), in
@@ -85,7 +85,7 @@ def accumulate_from(
         end: The one past the last.
         multiplied: 32 or 64 keys of each; P and V are zero past the count.
     """
-    # One branch in all: the CTAs' products don't wait for each other
+    # There is one branch in all, so that the CTAs' products don't wait for each other.
     if multiplied > PAIR_KEYS:
         for i in cutlass.range_constexpr(first, end):
             for pair in cutlass.range_constexpr(PAIRS):

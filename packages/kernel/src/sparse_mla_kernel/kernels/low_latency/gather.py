@@ -36,7 +36,7 @@ from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, Schedule
 
 @cute.jit
 def keys_dealt(n: Int32, cta: Int32, schedule: cutlass.Constexpr[Schedule]) -> Int32:
-    """How many of a row's ``n`` keys CTA ``cta`` has, dealt in turn in runs of ``deal``."""
+    """How many of a row's ``n`` keys CTA ``cta`` gets, if runs of ``deal`` are dealt in turn."""
     round_keys = schedule.deal * schedule.split
     in_last_round = cutlass.min(n % round_keys - cta * schedule.deal, schedule.deal)
     return n // round_keys * schedule.deal + cutlass.max(in_last_round, 0)
@@ -44,7 +44,7 @@ def keys_dealt(n: Int32, cta: Int32, schedule: cutlass.Constexpr[Schedule]) -> I
 
 @cute.jit
 def multiplied_keys(count: Int32) -> Int32:
-    """Of ``count`` keys from a chunk's first on, how many PV multiplies: 32 or 64."""
+    """How many keys of a chunk PV multiplies, 32 or 64, if ``count`` keys are left."""
     return Int32(CHUNK) if count > PAIR_KEYS else Int32(PAIR_KEYS)
 
 
@@ -54,7 +54,8 @@ def load_key_id(
 ) -> Int32:
     """The row id of the CTA's key ``key``.
 
-    Does not wait for the count: past it some id is read, within the list's width, and not used.
+    The load does not wait for the count. Past the count it reads some id of the list that is not
+    used.
     """
     run = key // GATHER_KEYS * schedule.split + cta
     return _id_at(gIds, run * GATHER_KEYS + key % GATHER_KEYS)
@@ -82,7 +83,8 @@ def copy_first_keys(
 ) -> None:
     """Warp w: copy the first chunk's keys ``8w .. 8w + 7``, and say which of them count.
 
-    A row id outside ``[0, N)`` is never read: its key is not live. Nor are the keys past the count.
+    The row of an id outside ``[0, N)`` is never read, and its key is not live. Keys past the count
+    are not live either.
     Their rows are zeroed as far as PV multiplies, since P = 0 does not silence a NaN beside it.
 
     Args:
@@ -100,7 +102,7 @@ def copy_first_keys(
         live = Int32(1)
         named = row_id
     if GATHER_KEYS * cute.arch.warp_idx() < multiplied:
-        # Contiguous lanes: the fewer lines a copy touches, the fewer requests it is
+        # Contiguous lanes touch fewer cache lines, so that a copy makes fewer requests.
         keys = smem + layout.keys + GATHER_KEYS * cute.arch.warp_idx() * ROW_STRIDE_BYTES
         cache = Int64(mKv.iterator.toint())
         for i in cutlass.range_constexpr(GATHER_KEYS):
@@ -204,7 +206,7 @@ def copy_chunk(
     count: Int32,
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """Copy a later chunk's keys, one bulk copy each, and say which of them count.
+    """Copy a later chunk's keys, by a bulk copy for each, and say which of them count.
 
     Args:
         mKv: ``[N, 576]`` bytes.
@@ -232,7 +234,7 @@ def copy_chunk(
         mbarrier_arrive_expect_tx(barrier, live * ROW_COLUMNS)
     cute.arch.sync_warp()
 
-    # One lane a copy, its operands uniform: the copies leave without a loop over lanes.
+    # One lane makes each copy, and the operands are uniform: no loop over lanes is needed.
     first = WARP_KEYS * (cute.arch.warp_idx() - WARPS)
     for i in cutlass.range_constexpr(WARP_KEYS):
         row = cute.arch.shuffle_sync(named, i)

@@ -1,4 +1,4 @@
-"""Shared memory of a CTA, and what a warp and a lane have at each stage.
+"""Shared memory of a CTA, and what each warp and each lane holds at each stage.
 
 Fragments of ``mma.m16n8k16`` (one warp, ``g = lane / 4``, ``q = lane % 4``; a word is two FP16)::
 
@@ -50,8 +50,9 @@ MULTIPLY_REGISTERS = 232
 #: for, among the copying warps; the first keys have been asked for; from the last on, one for each
 #: of ``COLUMN_WARPS`` pairs of warps, the first half's rows have been handed over.
 MEETING, QUERY_ASKED, KEYS_ASKED, HANDED_OVER = 1, 2, 3, 4
-#: Clusters of so many CTAs, one CTA an SM, that run at once on an H200 of 132 SMs
-#: (``cudaOccupancyMaxActiveClusters``). Elsewhere more or fewer do, which costs time alone.
+#: For clusters of so many CTAs, one CTA on each SM: how many run at once on an H200 with 132 SMs
+#: (``cudaOccupancyMaxActiveClusters``). On another GPU the number may differ. That can cost time,
+#: but changes no bit.
 RESIDENT_CLUSTERS = {2: 66, 4: 30, 8: 15}
 #: Columns or keys that one MMA multiplies: the K of ``mma.m16n8k16``.
 MMA_K = 16
@@ -72,7 +73,8 @@ WARP_KEYS = CHUNK // COPY_WARPS
 BATCH_ROUNDS = 4
 #: Chunks of keys in flight: the logits of one and V of the one before, while the next one arrives.
 BUFFERS = 3
-#: 64 logits of a head are stored 68 words apart: a C fragment's stores hit every bank once.
+#: The 64 logits of a head start 68 words after those of the head before, so that the stores of a C
+#: fragment hit every bank once.
 LOGIT_STRIDE_BYTES = 4 * 68
 #: Keys whose A fragments make one vector of a lane, and bytes of a warp's such vectors.
 PAIR_KEYS = 2 * MMA_K

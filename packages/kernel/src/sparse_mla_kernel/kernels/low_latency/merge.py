@@ -1,6 +1,7 @@
 """Merge: the CTAs' partials of the owned columns to final rows (R13, R15).
 
-Partials lie in the warps' registers where P was exchanged, and else are pushed to the owner.
+Where P was exchanged, the partials lie in the warps' registers. Otherwise they are pushed to the
+CTA that owns their columns.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import cutlass
 from cutlass import Float32, Int32, const_expr, cute
 
-from sparse_mla_kernel.arithmetic.finish import output_factor
+from sparse_mla_kernel.arithmetic.finish import lse_log2, normalise, output_factor
 from sparse_mla_kernel.arithmetic.merge import partial_weight
+from sparse_mla_kernel.io.sink import write_columns, write_lse
 from sparse_mla_kernel.kernels.low_latency.layout import (
     COLUMN_WARPS,
     WARP,
@@ -35,7 +37,7 @@ def push_stats(
     cta: Int32,
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """Warp w: the maximum and the sum of its heads to every CTA of the split, itself included.
+    """Warp w sends the maximum and the sum of its heads to every CTA of the split, also its own.
 
     Args:
         rMax: ``[2 tiles]`` f32, the warp's heads.
@@ -125,7 +127,7 @@ def hand_over(
     takes: cutlass.Constexpr[bool],
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """The first half's rows, by way of shared memory, to the warp that continues them.
+    """Hand the first half's rows, through shared memory, to the warp that continues them.
 
     Args:
         rRow: As :func:`merge_half`; in if the warp gives, out if it takes.
@@ -154,7 +156,7 @@ def hand_over(
 def push_rows(
     rAcc: cute.Tensor, smem: Int32, cta: Int32, layout: cutlass.Constexpr[SharedLayout]
 ) -> None:
-    """Give the owner of this warp's columns this CTA's partial of them.
+    """Send this CTA's partial of the warp's columns to the CTA that owns them.
 
     Args:
         rAcc: From ``accumulate``.
@@ -210,3 +212,37 @@ def merge_vector(
         acc = load_shared_f32x4(row_vector(smem, Int32(cta), block, owner_warp, layout))
         for k in cutlass.range_constexpr(4):
             rRow[k] = fma_rn(rHeadWeight[cta], acc[k], rRow[k])  # R13
+
+
+# ---- rows to where they go ----------------------------------------------------------------------
+
+
+@cute.jit
+def finish_columns(
+    gRow: cute.Pointer, column: Int32, rRow: cute.Tensor, total: Float32, factor: Float32
+) -> None:
+    """Normalise four merged columns of a head and write them.
+
+    Args:
+        gRow: The head's row in the latent tensor.
+        column: The first of the columns.
+        rRow: ``[4]`` f32, the merged columns; used up.
+        total: The head's row sum.
+        factor: ``out_scale / total``.
+    """
+    low, high = normalise(rRow, total, factor)  # R15
+    write_columns(gRow + column, low, high)
+
+
+@cute.jit
+def finish_lse(mLse: cute.Tensor, row: Int32, head: Int32, top: Float32, total: Float32) -> None:
+    """Write the LSE of a head, natural.
+
+    Args:
+        mLse: ``[batch, padded]`` f32.
+        row: The row.
+        head: The head.
+        top: The head's largest running maximum.
+        total: Its row sum, relative to ``top``.
+    """
+    write_lse(mLse, row, head, lse_log2(top, total))  # R14

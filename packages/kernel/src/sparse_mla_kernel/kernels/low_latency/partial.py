@@ -87,7 +87,7 @@ def raised_sum(
     rChunkSum: cute.Tensor,
     layout: cutlass.Constexpr[SharedLayout],
 ) -> Float32:
-    """The running row sum of the own head with the chunk taken in.
+    """The running row sum of the lane's own head after the chunk.
 
     Args:
         own_sum: The sum of ``own_head`` before; 0 at the start.
@@ -106,7 +106,7 @@ def store_p(
     chunk: Int32,
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """Warp w: P of its heads to ``p``, by how much their older weights shrink to ``alpha``.
+    """Warp w stores P of its heads in ``p``, and the factors for older weights in ``alpha``.
 
     Args:
         rP: From :func:`quantise_p`.
@@ -130,7 +130,7 @@ def store_p(
 def rescale(
     rAcc: cute.Tensor, smem: Int32, chunk: Int32, layout: cutlass.Constexpr[SharedLayout]
 ) -> None:
-    """Older weights shrink to the new maximum (R10); at the first chunk 0 stays 0.
+    """Rescale the accumulators to the new maximum (R10); at the first chunk 0 stays 0.
 
     Args:
         rAcc: ``[4, 8, tiles]`` f32 (C fragment, 8 columns, 16 heads), in and out.
@@ -199,7 +199,7 @@ def accumulate(
     pair: cutlass.Constexpr[int],
     layout: cutlass.Constexpr[SharedLayout],
 ) -> None:
-    """Warp w: ``acc += P @ V`` of the keys ``32 pair ..`` for latent columns ``64w .. 64w + 63``.
+    """Warp w adds ``P @ V`` of the keys ``32 pair ..`` for latent columns ``64w .. 64w + 63``.
 
     Args:
         rAcc: ``[4, 8, tiles]`` f32 (C fragment, 8 columns, 16 heads), in and out.

@@ -22,7 +22,7 @@ from sparse_mla_kernel.schedule import ROW_COLUMNS
 def copy_query(
     query: Int64, smem: Int32, cta: Int32, layout: cutlass.Constexpr[SharedLayout]
 ) -> None:
-    """One warp: copy this CTA's share of the query's rows to every CTA of the split.
+    """One warp copies this CTA's share of the query's rows to every CTA of the split.
 
     Args:
         query: Address of the first head's row; the rows are contiguous.

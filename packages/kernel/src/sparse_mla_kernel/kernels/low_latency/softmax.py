@@ -1,7 +1,7 @@
 """Online softmax of one chunk: quarter sums to P, running maximum and row sum (R2 to R9, R11).
 
-A warp has ``2 tiles`` heads. A reduction over its lanes halves the heads that a lane has as it
-goes: after it, lane ``l`` has the head ``own_head(l)`` alone.
+A warp has ``2 tiles`` heads. Each step of a reduction over its lanes halves the number of heads
+that a lane has. At the end lane ``l`` has only the head ``own_head(l)``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparse_mla_kernel.ptx.math import add_rn, max_f32
 
 
 def softmax_registers(layout: SharedLayout) -> tuple[cute.Tensor, ...]:
-    """What a warp's softmax has in registers: P's bytes, maxima, alphas, chunk sums, logits, live.
+    """The registers of a warp's softmax: P's bytes, maxima, alphas, chunk sums, logits, live.
 
     The maxima are ``-inf``; :func:`load_logits` and :func:`chunk_p` describe each of them.
     """
@@ -34,7 +34,7 @@ def softmax_registers(layout: SharedLayout) -> tuple[cute.Tensor, ...]:
 
 @cute.jit
 def own_head(layout: cutlass.Constexpr[SharedLayout]) -> Int32:
-    """Which of its warp's heads this lane has after a reduction."""
+    """Which head of its warp this lane has after a reduction."""
     lane = cute.arch.lane_idx()
     if const_expr(layout.tiles == 1):
         return lane % 2
