@@ -70,3 +70,50 @@ def test_all_packages_have_one_version():
     if versions == {"0+unknown"}:
         pytest.skip("the packages are not installed, so they have no version")
     assert len(versions) == 1
+
+
+#: Folders of the verify package, from the lowest up. What stands on one line imports nothing of it.
+FLOORS = (
+    ("inputs", "processes"),
+    ("terminal", "measure", "peers"),
+    ("evidence",),
+    ("models", "gpu_runs"),
+    ("attribution", "black_box", "push", "hardware", "bench"),
+    ("audit",),
+    ("planted",),
+)
+
+
+def verify_imports():
+    """Each file of verify, as room and stem, with the rooms and stems that it imports anywhere."""
+    folder = Path(importlib.import_module("sparse_mla_verify").__file__).parent
+    files = {path.relative_to(folder).with_suffix("").parts: path for path in folder.rglob("*.py")}
+    for own, path in files.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                "sparse_mla_verify."
+            ):
+                parts = tuple(node.module.split(".")[1:])
+                names = {(*parts, alias.name) for alias in node.names}
+                found |= {name if name in files else parts for name in names}
+        yield own, found
+
+
+def test_verify_s_folders_import_only_folders_below_them():
+    floor = {room: k for k, rooms in enumerate(FLOORS) for room in rooms}
+    seen = set()
+    for own, found in verify_imports():
+        if len(own) > 1:
+            seen.add(own[0])
+            other = {room for room, *_ in found if room != own[0]}
+            assert {room for room in other if floor[room] >= floor[own[0]]} == set(), own
+    assert seen == floor.keys()
+
+
+def test_no_files_of_verify_import_each_other_in_a_circle():
+    left = dict(verify_imports())
+    while left:
+        free = {own for own, found in left.items() if not (found - {own}) & left.keys()}
+        assert free, f"in a circle, or above one: {sorted(left)}"
+        left = {own: found for own, found in left.items() if own not in free}

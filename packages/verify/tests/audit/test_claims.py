@@ -12,8 +12,8 @@ from sparse_mla_verify.evidence.evidence import (
     live_case,
 )
 from sparse_mla_verify.evidence.guarded_recordings import load, shipped
-from sparse_mla_verify.evidence.instruction_checks import CHECKS as STRUCTURE
-from sparse_mla_verify.evidence.instruction_checks import Finding
+from sparse_mla_verify.evidence.instruction_checks import CODE_CHECKS as STRUCTURE
+from sparse_mla_verify.evidence.instruction_checks import CodeFinding
 from sparse_mla_verify.evidence.push_recordings import PushRecording
 from sparse_mla_verify.evidence.recordings import Check, Host
 from sparse_mla_verify.inputs.schedules import BASE
@@ -39,11 +39,11 @@ def evidence_of(few, stand_in, fault=lambda latent, lse: None):
         source=LIVE,
         host=replace(HOST, dsl="4"),
         cases=tuple(map(live_case, few, outputs, assessed)),
-        checks={name: Check(name, name, c.COMPARED[name], 0) for name in GPU_CHECKS},
+        checks={name: Check(name, name, c.GPU_CHECKS[name].compared, 0) for name in GPU_CHECKS},
         machine_code={"b1": "aa"},
         compiled={"b1": "aa", **GUARDED.machine_code},
         compiler="4",
-        findings={"b1": {name: Finding(True, "found") for name in STRUCTURE}},
+        findings={"b1": {name: CodeFinding(True, "found") for name in STRUCTURE}},
         trials={c.name: TOLD.of(c.name) for c in CATALOGUE},
         push=Pushed(
             dict.fromkeys(RECORDINGS, PUSHED),
@@ -165,7 +165,7 @@ def test_a_differing_check_fails_and_a_missing_one_is_undecided(good, name):
 @pytest.mark.parametrize("name", STRUCTURE)
 def test_a_structural_finding_fails_its_claim(good, name):
     findings = {"b1": dict(good.findings["b1"]), "b2": dict(good.findings["b1"])}
-    findings["b2"][name] = Finding(False, "it is gone")
+    findings["b2"][name] = CodeFinding(False, "it is gone")
     evidence = replace(good, findings=findings)
     assert failing(evidence) == {name}
     assert verdicts(evidence)[name].details == ("b2: it is gone",)
@@ -266,17 +266,17 @@ def test_a_contract_claim_needs_all_its_trials(good):
 
 @pytest.mark.parametrize("name", GPU_CHECKS)
 def test_a_check_that_compared_too_little_decides_nothing(good, name):
-    short = replace(good.checks[name], elements=c.COMPARED[name] - 1)
+    short = replace(good.checks[name], elements=c.GPU_CHECKS[name].compared - 1)
     found = verdicts(replace(good, checks=good.checks | {name: short}))[name]
     assert found.status is c.Status.UNDECIDED
-    assert f"{c.COMPARED[name]:,} have to be compared" in found.figures
+    assert f"{c.GPU_CHECKS[name].compared:,} have to be compared" in found.figures
     wrong = replace(short, differing=1)
     assert failing(replace(good, checks=good.checks | {name: wrong})) == {name}
 
 
 def test_a_check_on_a_gpu_decides_if_it_compared_all_of_these_outputs():
     batch, checkpoint = 1_050_624, 246_240  # 64 rows x 32 heads, 5 rows x 96 heads, x 513
-    assert dict(c.COMPARED) == {
+    assert {name: check.compared for name, check in c.GPU_CHECKS.items()} == {
         "batch-independence": batch,
         "graph-replay": 100 * batch + 100 * checkpoint,
         "runs-agree": 99 * batch,

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from sparse_mla_verify.audit.audit_report import apart_markdown, claims_markdown, figures_markdown
-from sparse_mla_verify.audit.claims import COMPARED
+from sparse_mla_verify.audit.claims import GPU_CHECKS
 from sparse_mla_verify.audit.collect import cross_compiled, dsl_version
 from sparse_mla_verify.audit.figures import recorded_apart
 from sparse_mla_verify.evidence.evidence import recorded_case, split_stale
 from sparse_mla_verify.evidence.recordings import KERNEL, load, shipped
-from sparse_mla_verify.gpu_runs.launch_checks import CHECKS
+from sparse_mla_verify.gpu_runs.launch_checks import LAUNCH_CHECKS
 from sparse_mla_verify.inputs.cases import FAMILIES, all_cases
 from sparse_mla_verify.inputs.schedules import BASE, LOW_LATENCY, REFERENCE
 from sparse_mla_verify.measure.predict import assess
@@ -43,7 +43,7 @@ def test_it_is_a_gpu_run_of_everything(recording, cases):
     assert stale == ()
     assert {case.family for case, _ in paired} == FAMILIES.keys()
     assert sum(case.tiles for case, _ in paired) >= 2000
-    assert {check.name for check in recording.checks} == CHECKS.keys()
+    assert {check.name for check in recording.checks} == LAUNCH_CHECKS.keys()
     assert {case.signature.key for case, _ in paired} == recording.machine_code.keys()
 
 
@@ -101,7 +101,9 @@ def test_todays_source_compiles_to_the_recorded_cubins(recording, cases, schedul
 
 
 def test_the_gpu_s_checks_compared_what_they_have_to(recording):
-    assert {check.name: check.elements for check in recording.checks} == COMPARED
+    assert {check.name: check.elements for check in recording.checks} == {
+        name: asked.compared for name, asked in GPU_CHECKS.items()
+    }
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from sparse_mla_verify.bench.results import (
     Run,
 )
 from sparse_mla_verify.peers.point import Point
-from sparse_mla_verify.terminal.page_figures import MARKS, between_marks
+from sparse_mla_verify.terminal.page_figures import FIGURE_MARKS, between_marks
 
 ROOT = Path(__file__).parents[4]
 
@@ -56,4 +56,4 @@ def test_the_page_is_written_by_the_command(tmp_path, grid_run):
 
 
 def test_the_page_has_a_place_for_the_figures():
-    assert len(MARKS.findall((ROOT / "docs" / "benchmark.md").read_text())) == 1
+    assert len(FIGURE_MARKS.findall((ROOT / "docs" / "benchmark.md").read_text())) == 1

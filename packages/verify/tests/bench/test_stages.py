@@ -73,10 +73,10 @@ def copy(tmp_path_factory):
 
 def test_every_stage_is_marked_and_said():
     marked = {mark.stage for mark in stamps.MARKS}
-    assert marked | {"store"} == set(stamps.STAGES)  # the stores end with the pipeline
-    assert stages.SAID.keys() == set(stamps.STAGES)
+    assert marked | {"store"} == set(stamps.TIMED_STAGES)  # the stores end with the pipeline
+    assert stages.SAID.keys() == set(stamps.TIMED_STAGES)
     assert stamps.WORDS % 2 == 0
-    assert len(stamps.STAGES) <= stamps.WORDS
+    assert len(stamps.TIMED_STAGES) <= stamps.WORDS
 
 
 def test_every_line_to_patch_is_there_once(copy):
@@ -175,7 +175,7 @@ def outputs(rows, heads, split, cta_heads, clocks, last=lambda launch: CLOCKS * 
     columns = 512 // split
     for launch, row, tile, cta, warp in np.ndindex(2, rows, heads // cta_heads, split, 8):
         words = np.zeros(stamps.WORDS, np.int32)
-        words[: len(stamps.STAGES)] = clocks(launch, row, tile, cta, warp)
+        words[: len(stamps.TIMED_STAGES)] = clocks(launch, row, tile, cta, warp)
         words[[stamps.CLOCK, stamps.SM]] = last(launch), cta
         head = latent[launch, row, tile * cta_heads + warp]
         head[cta * columns : cta * columns + 2 * stamps.WORDS] = words.view(np.uint16)
@@ -186,13 +186,13 @@ def outputs(rows, heads, split, cta_heads, clocks, last=lambda launch: CLOCKS * 
 def test_stamps_are_read_where_the_copy_writes_them(split, cta_heads):
     def clocks(launch, row, tile, cta, warp):
         number = (((launch * 3 + row) * 2 + tile) * split + cta) * 8 + warp
-        return 100_000 + 32 * number + np.arange(len(stamps.STAGES))
+        return 100_000 + 32 * number + np.arange(len(stamps.TIMED_STAGES))
 
     latent = outputs(3, 2 * cta_heads, split, cta_heads, clocks)
     words = stages.stamped_words(latent, split, cta_heads, (1, 5))
     assert (words[1, :, :, stamps.CLOCK] == CLOCKS - 500).all()
     found = stages.laps(words)
-    assert found.shape == (2, 3 * 2 * split, 2, len(stamps.STAGES))
+    assert found.shape == (2, 3 * 2 * split, 2, len(stamps.TIMED_STAGES))
     for launch, k, w in np.ndindex(found.shape[:3]):
         row, tile, cta = k // (2 * split), k // split % 2, k % split
         assert (found[launch, k, w] == clocks(launch, row, tile, cta, (1, 5)[w])).all()
@@ -219,9 +219,9 @@ def test_the_clock_s_rate_is_that_between_launches_on_one_sm():
 
 def synthetic(schedule=BASE, point=CHECKPOINT, scale=1):
     """Stage k takes 100 (k + 1) clocks, in one of ten CTAs twice as long; no V is waited for."""
-    found = np.tile(100 * np.arange(1, len(stamps.STAGES) + 1) * scale, (2, 10, 2, 1))
+    found = np.tile(100 * np.arange(1, len(stamps.TIMED_STAGES) + 1) * scale, (2, 10, 2, 1))
     found[:, 3] *= 2
-    found[..., stamps.STAGES.index("values")] = 0
+    found[..., stamps.TIMED_STAGES.index("values")] = 0
     return stages.summed_up(found, schedule, point, 9.0, 1000)
 
 
@@ -230,7 +230,7 @@ def test_figures_of_stamps():
     assert staged.stages["qk"] == Spread(800.0, 800.0, 880.0)
     assert "values" not in staged.stages
     whole = sum(
-        100 * (k + 1) for k, name in enumerate(stamps.STAGES) if k >= 2 and name != "values"
+        100 * (k + 1) for k, name in enumerate(stamps.TIMED_STAGES) if k >= 2 and name != "values"
     )
     assert staged.whole.median == whole
     assert staged.slowest == 2 * whole

@@ -28,6 +28,8 @@ def test_targets_of_a_whole_run(grid_run):
     assert figures(run)[behind].met
     worse = grid_run(ours=0.3, wins=lambda point: point != Point(8, 128, 2048))
     assert (figures(worse)[behind].figure, figures(worse)[behind].met) == (1.0, False)
+    as_fast = figures(grid_run(ours=1.0))[behind]
+    assert (as_fast.figure, as_fast.met) == (248.0, False)
     out_of_scope = grid_run(ours=0.3, wins=lambda point: point.rows < 16 or point.keys <= 512)
     assert figures(out_of_scope)[behind].met
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import pytest
 
 from sparse_mla_verify.audit.collect import cross_compiled
-from sparse_mla_verify.evidence.instruction_checks import CHECKS, Code, check_structure
+from sparse_mla_verify.evidence.instruction_checks import CODE_CHECKS, Code, check_structure
 from sparse_mla_verify.inputs.cases import Signature
 from sparse_mla_verify.inputs.schedules import (
     BASE,
@@ -34,7 +34,7 @@ def text(artifact):
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a", "sm_120a"])
 def test_every_check_holds_on_every_architecture(cases, arch):
     found = check_structure(cross_compiled(cases["normal/checkpoint"].signature, arch))
-    assert found.keys() == CHECKS.keys()
+    assert found.keys() == CODE_CHECKS.keys()
     assert [f"{name}: {f.reason}" for name, f in found.items() if not f.ok] == []
 
 
@@ -91,7 +91,7 @@ SCHEDULES = (BASE, LOW_LATENCY, LOW_LATENCY_4, LOW_LATENCY_2)
 def test_every_cluster_barrier_is_needed(schedule):
     """Whichever `barrier.cluster` is left out, on some path something comes too early."""
     made = cross_compiled(Signature(1, 16, 16, 2048, 1, schedule), "sm_90a")
-    check = CHECKS["merges-over-the-cluster"]
+    check = CODE_CHECKS["merges-over-the-cluster"]
     assert check(Code(made)).ok
     barriers = list(re.finditer(r"\tbarrier\.cluster\.(arrive|wait)[^;]*;", made.ptx))
     assert len(barriers) >= 2
@@ -130,7 +130,7 @@ def planted(source, pattern, replacement, once):
 @pytest.mark.parametrize(("check", "pattern", "replacement"), PTX_FAULTS)
 def test_a_fault_in_the_ptx_is_found(text, check, pattern, replacement, once):
     faulty = Text(planted(text.ptx, pattern, replacement, once), text.disassembly)
-    assert not CHECKS[check](Code(faulty)).ok
+    assert not CODE_CHECKS[check](Code(faulty)).ok
 
 
 @pytest.mark.parametrize("once", [True, False], ids=["once", "everywhere"])
@@ -142,7 +142,7 @@ def test_a_fault_in_the_sass_is_found(text, check, pattern, replacement, once):
         faulty = Text(text.ptx, head + "HMMA" + planted(tail, pattern, replacement, once))
     else:
         faulty = Text(text.ptx, planted(text.disassembly, pattern, replacement, once))
-    assert not CHECKS[check](Code(faulty)).ok
+    assert not CODE_CHECKS[check](Code(faulty)).ok
 
 
 def test_an_empty_kernel_passes_no_check():

@@ -3,8 +3,8 @@ import pytest
 
 from sparse_mla_verify.gpu_runs.gpu import GpuRunner, Inputs, device_name
 from sparse_mla_verify.gpu_runs.launch_checks import (
-    CHECKS,
     FAR_ROWS,
+    LAUNCH_CHECKS,
     LIMIT_ROW,
     chained_cases,
     named,
@@ -21,9 +21,9 @@ needs_gpu = [
 
 
 @pytest.mark.parametrize("schedule", REFERENCE)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=needs_gpu) for name in CHECKS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs_gpu) for name in LAUNCH_CHECKS])
 def test_check_on_the_gpu(name, schedule):
-    check = CHECKS[name](schedule=schedule)
+    check = LAUNCH_CHECKS[name](schedule=schedule)
     assert check.same, check.first
     assert check.elements > 100_000
 

@@ -135,10 +135,10 @@ def test_the_models_give_the_hashes_that_an_h200_gave(name):
 
 def test_counts_are_enough():
     per_family = arithmetic.CHUNK * arithmetic.CHUNKS
-    assert per_family * len(arithmetic.FAMILIES) >= 10**8
+    assert per_family * len(arithmetic.OPERAND_FAMILIES) >= 10**8
     per_family = instructions.PROBLEMS * instructions.CHUNKS * families.SIDE**2
-    assert per_family * len(families.FAMILIES) >= 10**8
-    assert min(len(arithmetic.FAMILIES), len(families.FAMILIES)) >= 8
+    assert per_family * len(families.MATRIX_FAMILIES) >= 10**8
+    assert min(len(arithmetic.OPERAND_FAMILIES), len(families.MATRIX_FAMILIES)) >= 8
 
 
 def test_chunks_differ_and_repeat():
@@ -156,7 +156,7 @@ def results():
     return {
         (name, family): instructions.expected(name, family, 0)
         for name in ("SM90_E4M3", "SM90_BF16")
-        for family in families.FAMILIES
+        for family in families.MATRIX_FAMILIES
     }
 
 
@@ -182,7 +182,7 @@ def test_families_hold_what_their_names_say(results):
 
 @pytest.mark.parametrize("name", ["SM90_E4M3", "SM90_BF16"])
 def test_families_give_many_results_that_c_alone_does_not(results, name):
-    for family in set(families.FAMILIES) - {"overflow", "zeros", "encodings"}:
+    for family in set(families.MATRIX_FAMILIES) - {"overflow", "zeros", "encodings"}:
         (_, _, c), d = results[name, family]
         assert (d == c.view(np.uint32)).mean() < 0.75, family
 
@@ -190,7 +190,7 @@ def test_families_give_many_results_that_c_alone_does_not(results, name):
 def test_families_upset_another_model(results):
     """A sum in float32, k in order, is told from the model by most families."""
     told = set()
-    for family in families.FAMILIES:
+    for family in families.MATRIX_FAMILIES:
         (a, b, c), d = results["SM90_E4M3", family]
         table = minifloat.value_table(minifloat.E4M3)
         total = c[:1].copy()
@@ -251,8 +251,8 @@ def test_one_wrong_result_of_a_family_is_located():
         words.reshape(-1)[777] ^= np.uint32(1 << 31)
 
     found = compared(StandIn(fault), ["div", "SM90_E4M3"])
-    assert found["div"].mismatches == len(arithmetic.FAMILIES)
-    assert found["SM90_E4M3"].mismatches == len(families.FAMILIES)
+    assert found["div"].mismatches == len(arithmetic.OPERAND_FAMILIES)
+    assert found["SM90_E4M3"].mismatches == len(families.MATRIX_FAMILIES)
     part = found["SM90_E4M3"].parts[0]
     (a, b, c), want = instructions.expected("SM90_E4M3", part.name, 0)
     row, column = divmod(777, 128)

@@ -16,7 +16,7 @@ from sparse_mla_verify.evidence.evidence import (
     Trial,
 )
 from sparse_mla_verify.evidence.guarded_recordings import GuardedRecording, stale, unpredicted
-from sparse_mla_verify.evidence.instruction_checks import CHECKS as STRUCTURE
+from sparse_mla_verify.evidence.instruction_checks import CODE_CHECKS as STRUCTURE
 from sparse_mla_verify.inputs.cases import LATENT, NAN_BYTE, Case
 from sparse_mla_verify.inputs.guarded_cases import GIVEN, OUTSIDE, SHAPES
 from sparse_mla_verify.measure.bits import values_of
@@ -272,56 +272,63 @@ def _decided_by(evidence: Evidence, trials: Sequence[Trial]) -> Verdict:
 
 
 _BATCH, _CHECKPOINT = 64 * 32 * (LATENT + 1), 5 * 96 * (LATENT + 1)
-# Outputs that each check must compare; a run that compares fewer leaves its claim undecided.
-COMPARED = MappingProxyType(
+
+
+@dataclass(frozen=True)
+class GpuCheck:
+    """What a check on a GPU claims, of which stage, and how many outputs it has to compare."""
+
+    stage: str
+    statement: str
+    compared: int
+
+
+#: By the name of the check (`gpu_runs.launch_checks`), which is the claim's too.
+GPU_CHECKS = MappingProxyType(
     {
-        "batch-independence": _BATCH,
-        "graph-replay": 100 * (_BATCH + _CHECKPOINT),
-        "runs-agree": 99 * _BATCH,
-        "far-rows": _CHECKPOINT,
-        "dependent-launches": 100 * _CHECKPOINT,
+        "batch-independence": GpuCheck(
+            "schedule",
+            "A row that is decoded alone gets the same bits as in a batch of 64 rows.",
+            _BATCH,
+        ),
+        "graph-replay": GpuCheck(
+            "launch",
+            "A CUDA graph that is replayed 100 times gives the same bits each time.",
+            100 * (_BATCH + _CHECKPOINT),
+        ),
+        "runs-agree": GpuCheck(
+            "launch", "100 launches, one right after the other, give the same bits.", 99 * _BATCH
+        ),
+        "far-rows": GpuCheck(
+            "gather", "Cache offsets above 2^31 bytes are addressed correctly.", _CHECKPOINT
+        ),
+        "dependent-launches": GpuCheck(
+            "launch",
+            "Under programmatic dependent launch a kernel sees all that the kernel before it "
+            "wrote.",
+            100 * _CHECKPOINT,
+        ),
     }
 )
 
 
-def _check(evidence: Evidence, name: str) -> Verdict:
-    check = evidence.checks.get(name)
-    if check is None:
-        return _undecided("this check was neither run nor recorded")
-    figures = f"{check.differing:,} of {check.elements:,} elements differ"
-    if check.same and check.elements < COMPARED[name]:
-        return _undecided(f"{figures}; {COMPARED[name]:,} have to be compared")
-    return _of_a_kernel(evidence, check.same, figures, [check.first])
+def _checked(name: str) -> Claim:
+    """The claim of a check on a GPU."""
+    asked = GPU_CHECKS[name]
+
+    def decide(evidence: Evidence) -> Verdict:
+        check = evidence.checks.get(name)
+        if check is None:
+            return _undecided("this check was neither run nor recorded")
+        figures = f"{check.differing:,} of {check.elements:,} elements differ"
+        if check.same and check.elements < asked.compared:
+            return _undecided(f"{figures}; {asked.compared:,} have to be compared")
+        return _of_a_kernel(evidence, check.same, figures, [check.first])
+
+    return Claim(name, asked.statement, asked.stage, "bit-exact", decide)
 
 
-@claim("schedule", "bit-exact")
-def batch_independence(evidence: Evidence) -> Verdict:
-    """A row that is decoded alone gets the same bits as in a batch of 64 rows."""
-    return _check(evidence, "batch-independence")
-
-
-@claim("launch", "bit-exact")
-def graph_replay(evidence: Evidence) -> Verdict:
-    """A CUDA graph that is replayed 100 times gives the same bits each time."""
-    return _check(evidence, "graph-replay")
-
-
-@claim("launch", "bit-exact")
-def runs_agree(evidence: Evidence) -> Verdict:
-    """100 launches, one right after the other, give the same bits."""
-    return _check(evidence, "runs-agree")
-
-
-@claim("gather", "bit-exact")
-def far_rows(evidence: Evidence) -> Verdict:
-    """Cache offsets above 2^31 bytes are addressed correctly."""
-    return _check(evidence, "far-rows")
-
-
-@claim("launch", "bit-exact")
-def dependent_launches(evidence: Evidence) -> Verdict:
-    """Under programmatic dependent launch a kernel sees all that the kernel before it wrote."""
-    return _check(evidence, "dependent-launches")
+_CLAIMS.extend(map(_checked, GPU_CHECKS))
 
 
 # Guarded caches, recorded; the recording decides in an audit on a GPU too

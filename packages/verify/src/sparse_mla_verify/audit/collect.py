@@ -24,10 +24,10 @@ from sparse_mla_verify.evidence.evidence import (
 )
 from sparse_mla_verify.evidence.guarded_recordings import GuardedRecording
 from sparse_mla_verify.evidence.instruction_checks import (
-    CHECKS,
+    CODE_CHECKS,
     Artifact,
     Code,
-    Finding,
+    CodeFinding,
 )
 from sparse_mla_verify.evidence.recordings import (
     FOLDER,
@@ -66,9 +66,9 @@ def from_gpu(
     runner = gpu.GpuRunner()
     progress.start("kernel", len(cases))
     outputs = run_cases(runner, cases, lambda name: progress.advance("kernel"))
-    progress.start("live checks", len(launch_checks.CHECKS))
+    progress.start("live checks", len(launch_checks.LAUNCH_CHECKS))
     checks = {}
-    for name, check in launch_checks.CHECKS.items():
+    for name, check in launch_checks.LAUNCH_CHECKS.items():
         checks[name] = check(schedule=cases[0].schedule)
         progress.advance("live checks")
     host = gpu.host()
@@ -274,14 +274,14 @@ class Inspected:
     """
 
     code_sha256: str
-    findings: Mapping[str, Finding]
+    findings: Mapping[str, CodeFinding]
     notes: tuple[str, ...] = ()
 
 
 def inspect(artifact: Hashed) -> Inspected:
     """Every structural check on an artifact; those that need a missing tool are left out."""
     code, findings, notes = Code(artifact), {}, set()
-    for name, check in CHECKS.items():
+    for name, check in CODE_CHECKS.items():
         try:
             findings[name] = check(code)
         except (FileNotFoundError, RuntimeError) as missing:  # no disassembler, or an old one

@@ -18,7 +18,7 @@ from sparse_mla_verify.bench.results import (
 )
 from sparse_mla_verify.peers.point import Point
 
-MARKS = re.compile(r"(# policy: .*\n)(?:.*\n)*?(# /policy\n)")
+POLICY_MARKS = re.compile(r"(# policy: .*\n)(?:.*\n)*?(# /policy\n)")
 _LINE = 90  # characters of a text in a module
 _MAX_KEYS = re.compile(r"^# policy: .* --max-keys ([0-9]+)", re.MULTILINE)
 
@@ -132,7 +132,7 @@ def code(run: Run, *, max_keys: int, peer: str = FLASHMLA) -> tuple[str, Run]:
 
 def put_into(text: str, part: str) -> str:
     """A text with the marked part replaced. Raises ValueError where there is not exactly one."""
-    found, count = MARKS.subn(lambda _: part, text)
+    found, count = POLICY_MARKS.subn(lambda _: part, text)
     if count != 1:
         raise ValueError(f"into must have one marked part # policy: ... # /policy, got {count}")
     return found
@@ -140,7 +140,7 @@ def put_into(text: str, part: str) -> str:
 
 def part_of(text: str) -> tuple[str, int | None]:
     """The marked part of a text, and the `--max-keys` that it was made with; None for none."""
-    match = MARKS.search(text)
+    match = POLICY_MARKS.search(text)
     if match is None:
         raise ValueError("text must have a marked part # policy: ... # /policy, got none")
     keys = _MAX_KEYS.search(match[0])

@@ -167,7 +167,7 @@ def laps(words: np.ndarray) -> np.ndarray:
         ValueError: A sum is negative or longer than any launch of these takes, or a warp has no
             clocks at all: the words are a kernel's outputs, not stamps.
     """
-    found = words[..., : len(stamps.STAGES)].astype(np.int64)
+    found = words[..., : len(stamps.TIMED_STAGES)].astype(np.int64)
     wrong = found[(found < 0) | (found > MOST_CLOCKS)]
     if wrong.size:
         raise ValueError(f"words must be stamps of 0 to {MOST_CLOCKS} clocks, got {wrong[0]}")
@@ -206,7 +206,9 @@ def summed_up(
     ctas = found.mean(axis=2).reshape(-1, found.shape[-1])
     wholes = found[..., stamps.FIRST :].sum(axis=-1)
     stages = {
-        name: _over_ctas(ctas[:, k]) for k, name in enumerate(stamps.STAGES) if ctas[:, k].any()
+        name: _over_ctas(ctas[:, k])
+        for k, name in enumerate(stamps.TIMED_STAGES)
+        if ctas[:, k].any()
     }
     return Staged(
         schedule,
@@ -371,7 +373,7 @@ def _stages(results: Sequence[Staged]) -> str:
     head = [f"{results[0].point}", *(f"`{staged.schedule}`" for staged in results)]
     lines = [
         [SAID[name], *(_cell(staged, staged.stages.get(name)) for staged in results)]
-        for name in stamps.STAGES
+        for name in stamps.TIMED_STAGES
         if any(name in staged.stages for staged in results)
     ]
     lines.append(["from the wait's end", *(_cell(staged, staged.whole) for staged in results)])
@@ -419,7 +421,7 @@ def _least(results: Sequence[Staged], bench: Run) -> str:
     floor = at.times_us.get(FLOOR) if (at := bench.at(CHECKPOINT)) else None
     lines = []
     total = floor or 0.0
-    for name in stamps.STAGES[stamps.FIRST :]:
+    for name in stamps.TIMED_STAGES[stamps.FIRST :]:
         having = [staged for staged in results if name in staged.stages]
         if not having or any(staged.sm_mhz is None for staged in having):
             continue

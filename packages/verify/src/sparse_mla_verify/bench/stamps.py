@@ -17,7 +17,7 @@ from sparse_mla_verify.processes.patched_kernel import copied_package, replaced
 
 #: The stages, in the order of their words in the output. The words of stages that a path does not
 #: have are 0.
-STAGES = (
+TIMED_STAGES = (
     "start",
     "pdl",
     "count",
@@ -37,9 +37,9 @@ STAGES = (
     "store",
 )
 #: The first stage after the wait for the launch before.
-FIRST = STAGES.index("count")
+FIRST = TIMED_STAGES.index("count")
 #: After the sums: the last reading of the clock, and which SM's it is.
-CLOCK, SM = len(STAGES), len(STAGES) + 1
+CLOCK, SM = len(TIMED_STAGES), len(TIMED_STAGES) + 1
 #: Words that a warp writes, an even number.
 WORDS = 2 * ((SM + 2) // 2)
 
@@ -134,7 +134,7 @@ class Mark:
     @property
     def statement(self) -> str:
         """What is inserted."""
-        number = STAGES.index(self.stage)
+        number = TIMED_STAGES.index(self.stage)
         if self.value:
             return f"lap(rT, {number}, {self.value})"
         return f"lap(rT, {number})"
@@ -309,7 +309,7 @@ MARKS = (
     Mark(LOW_FILE, "apart", "peers", "unit = warp % WARP_UNITS"),
 )
 
-_STORE, _MERGE = STAGES.index("store"), STAGES.index("merge")
+_STORE, _MERGE = TIMED_STAGES.index("store"), TIMED_STAGES.index("merge")
 
 CHANGES = (
     Change(

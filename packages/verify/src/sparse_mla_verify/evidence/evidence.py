@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_mla_verify.evidence.guarded_recordings import GuardedRecording
-from sparse_mla_verify.evidence.instruction_checks import Finding
+from sparse_mla_verify.evidence.instruction_checks import CodeFinding
 from sparse_mla_verify.evidence.push_recordings import PushRecording
 from sparse_mla_verify.evidence.recordings import (
     Check,
@@ -114,7 +114,7 @@ class Evidence:
     machine_code: Mapping[str, str]  # signature -> SHA-256 of what ran
     compiled: Mapping[str, str] = field(default_factory=dict)  # the same of today's source
     compiler: str = ""  # the DSL's version here
-    findings: Mapping[str, Mapping[str, Finding]] = field(default_factory=dict)  # by signature
+    findings: Mapping[str, Mapping[str, CodeFinding]] = field(default_factory=dict)  # by signature
     trials: Mapping[str, Trial] = field(default_factory=dict)  # by counterfactual
     push: Pushed | None = None  # None: not gathered
     guarded: GuardedRecording | None = None  # of this schedule; None: not gathered

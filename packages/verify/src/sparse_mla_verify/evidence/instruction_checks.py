@@ -37,7 +37,7 @@ class Instruction:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CodeFinding:
     """A check's verdict and why: what was found, or what is wrong."""
 
     ok: bool
@@ -105,37 +105,37 @@ _READS = "|".join(
 _WAIT = r"griddepcontrol\.wait"
 
 
-def waits_before_reads(code: Code) -> Finding:
+def waits_before_reads(code: Code) -> CodeFinding:
     """Every thread passes `griddepcontrol.wait` before any thread reads global memory."""
     wait = code.first(_WAIT)
     if wait == len(code.ptx):
-        return Finding(False, "there is no griddepcontrol.wait")
+        return CodeFinding(False, "there is no griddepcontrol.wait")
     if code.ptx[wait].predicate:
-        return Finding(False, f"the wait is predicated: {code.ptx[wait].predicate}")
+        return CodeFinding(False, f"the wait is predicated: {code.ptx[wait].predicate}")
     if (read := code.first(_READS)) < wait:
-        return Finding(False, f"{code.ptx[read].name} comes before the wait")
+        return CodeFinding(False, f"{code.ptx[read].name} comes before the wait")
     generic = code.first(r"(ld|cp)\.(?!param|shared|global|const|async)[.\w:]*")
     if generic < wait:
-        return Finding(False, f"{code.ptx[generic].name} may read anywhere, before the wait")
+        return CodeFinding(False, f"{code.ptx[generic].name} may read anywhere, before the wait")
     labels = {i.operands[0]: k for k, i in enumerate(code.ptx) if i.name == "label"}
     for instruction in code.ptx[:wait]:
         if instruction.name in ("ret", "exit"):
-            return Finding(False, "some threads may leave before the wait")
+            return CodeFinding(False, "some threads may leave before the wait")
         if instruction.name.startswith("bra") and labels[instruction.operands[0]] > wait:
-            return Finding(False, f"a branch to {instruction.operands[0]} passes the wait by")
+            return CodeFinding(False, f"a branch to {instruction.operands[0]} passes the wait by")
     reads = len(code.named(_READS))
-    return Finding(reads > 0, f"{reads} global reads, all after the wait")
+    return CodeFinding(reads > 0, f"{reads} global reads, all after the wait")
 
 
-def launches_dependents_at_once(code: Code) -> Finding:
+def launches_dependents_at_once(code: Code) -> CodeFinding:
     """`griddepcontrol.launch_dependents` comes right after the wait."""
     wait = code.first(_WAIT)
     follows = [i.name for i in code.ptx[wait + 1 : wait + 2]]
     ok = follows == ["griddepcontrol.launch_dependents"]
-    return Finding(ok, f"after the wait: {follows[0] if follows else 'nothing'}")
+    return CodeFinding(ok, f"after the wait: {follows[0] if follows else 'nothing'}")
 
 
-def gathers_asynchronously(code: Code) -> Finding:
+def gathers_asynchronously(code: Code) -> CodeFinding:
     """Keys and values reach shared memory only by asynchronous copies that an mbarrier counts.
 
     Bulk copies count their bytes. For a lane's copies of 16 bytes, the lane arrives when they land.
@@ -150,10 +150,10 @@ def gathers_asynchronously(code: Code) -> Finding:
     if not _unpacks(code):
         other += [i.name for i in (*vectors, *arrivals)]  # bulk copies alone
     if not bulk or other or bool(vectors) != bool(arrivals):
-        return Finding(False, f"{len(bulk)} bulk copies; beside them {sorted(set(other))}")
+        return CodeFinding(False, f"{len(bulk)} bulk copies; beside them {sorted(set(other))}")
     sizes = ", ".join(sorted({i.operands[2] for i in bulk}))
     beside = f", {len(vectors)} of 16 bytes a lane" if vectors else ""
-    return Finding(True, f"{len(bulk)} bulk copies of {sizes} bytes{beside}")
+    return CodeFinding(True, f"{len(bulk)} bulk copies of {sizes} bytes{beside}")
 
 
 _PEERS = r"st\.async.*|cp\.async\.bulk.*\.multicast::cluster.*"
@@ -194,21 +194,23 @@ def _sent_too_early(code: Code) -> Instruction | None:
     return None
 
 
-def merges_over_the_cluster(code: Code) -> Finding:
+def merges_over_the_cluster(code: Code) -> CodeFinding:
     """Data goes to other CTAs by `st.async` on an mbarrier, after all of them have started."""
     pushes = code.named(r"st\.async[.\w:]*\.mbarrier::complete_tx::bytes[.\w:]*")
     if not pushes or len(pushes) != len(code.named(r"st\.async.*")):
-        return Finding(False, f"{len(pushes)} st.async count on an mbarrier; there must be some")
+        return CodeFinding(
+            False, f"{len(pushes)} st.async count on an mbarrier; there must be some"
+        )
     if plain := code.named(r"st\.(?!async)[.\w:]*shared::cluster[.\w:]*"):
-        return Finding(False, f"{plain[0].name} reaches a peer past the mbarrier")
+        return CodeFinding(False, f"{plain[0].name} reaches a peer past the mbarrier")
     if early := _sent_too_early(code):
-        return Finding(False, f"a path to {early.name} has no cluster barrier (arrive, wait)")
+        return CodeFinding(False, f"a path to {early.name} has no cluster barrier (arrive, wait)")
     if not code.named(r"mapa\.shared::cluster.*"):
-        return Finding(False, "no address of a peer is formed (mapa)")
+        return CodeFinding(False, "no address of a peer is formed (mapa)")
     types = {i.name.rsplit(".", 1)[-1] for i in pushes}
     # Where products are FP16, P travels as bytes too; the base schedule sends partials alone.
     ok = "f32" in types <= ({"f32", "b32"} if _unpacks(code) else {"f32"})
-    return Finding(ok, f"{len(pushes)} st.async of {', '.join(sorted(types))}")
+    return CodeFinding(ok, f"{len(pushes)} st.async of {', '.join(sorted(types))}")
 
 
 _E4M3_MMA = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
@@ -221,75 +223,77 @@ def _unpacks(code: Code) -> bool:
     return bool(code.named(re.escape(_F16_MMA)))
 
 
-def multiplies_into_fp32(code: Code) -> Finding:
+def multiplies_into_fp32(code: Code) -> CodeFinding:
     """All products are one kind of `mma.sync` into FP32: of E4M3, or of FP16 made from E4M3."""
     every = code.named(r"(mma|wgmma|tcgen05)\..*")
     names = {i.name for i in every}
     if names not in ({_E4M3_MMA}, {_F16_MMA}):
-        return Finding(False, f"{len(every)} MMA instructions: {sorted(names)}")
+        return CodeFinding(False, f"{len(every)} MMA instructions: {sorted(names)}")
     unpacks = len(code.named(re.escape(_UNPACK)))
     if (names == {_F16_MMA}) != (unpacks > 0):
-        return Finding(False, f"{unpacks} {_UNPACK} beside {len(every)} x {names.pop()}")
-    return Finding(True, f"{len(every)} x {names.pop()}")
+        return CodeFinding(False, f"{unpacks} {_UNPACK} beside {len(every)} x {names.pop()}")
+    return CodeFinding(True, f"{len(every)} x {names.pop()}")
 
 
-def exponentiates_by_ex2(code: Code) -> Finding:
+def exponentiates_by_ex2(code: Code) -> CodeFinding:
     """Every exponential is `ex2.approx.ftz.f32`; no other instruction approximates or flushes."""
     ex2 = code.named(r"ex2\..*")
     rough = code.named(r"(?!ex2\b)\w+\.(?:[\w:]+\.)*(approx|full|ftz)(\.[\w:]+)*")
     wrong = {i.name for i in ex2 if i.name != "ex2.approx.ftz.f32"} | {i.name for i in rough}
     ok = bool(ex2) and not wrong
-    return Finding(ok, f"{len(ex2)} ex2; others that approximate or flush: {sorted(wrong)}")
+    return CodeFinding(ok, f"{len(ex2)} ex2; others that approximate or flush: {sorted(wrong)}")
 
 
-def divides_correctly_rounded(code: Code) -> Finding:
+def divides_correctly_rounded(code: Code) -> CodeFinding:
     """Every division is `div.rn.f32`."""
     divisions = {i.name for i in code.named(r"(div\.[.\w]*f\d+|rcp\..*)")}
-    return Finding(divisions == {"div.rn.f32"}, f"divisions: {sorted(divisions)}")
+    return CodeFinding(divisions == {"div.rn.f32"}, f"divisions: {sorted(divisions)}")
 
 
-def rounds_to_nearest(code: Code) -> Finding:
+def rounds_to_nearest(code: Code) -> CodeFinding:
     """All FP32 arithmetic rounds to nearest even, and there is no FP16 or BF16 arithmetic."""
     arithmetic = code.named(r"(add|sub|mul|fma|mad)\.[.\w]*(f16|bf16|f32|f64)[.\w]*")
     wrong = {i.name for i in arithmetic if not re.fullmatch(r"\w+(\.rn)?\.f32", i.name)}
     ok = bool(arithmetic) and not wrong
-    return Finding(ok, f"{len(arithmetic)} FP32 operations; others: {sorted(wrong)}")
+    return CodeFinding(ok, f"{len(arithmetic)} FP32 operations; others: {sorted(wrong)}")
 
 
-def converts_by_contract(code: Code) -> Finding:
+def converts_by_contract(code: Code) -> CodeFinding:
     """`cvt.rn.satfinite.e4m3x2` makes P E4M3, and `cvt.rn.bf16x2` makes the output BF16."""
     narrow = code.named(r"cvt\.[.\w]*(e4m3|e5m2|e2m3|e3m2|e2m1|bf16|f16|tf32)[.\w]*")
     names = {i.name for i in narrow} - {_UNPACK}  # widening, exact
     wanted = {"cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.bf16x2.f32"}
-    return Finding(names == wanted, f"narrowing converts: {sorted(names)}")
+    return CodeFinding(names == wanted, f"narrowing converts: {sorted(names)}")
 
 
-def keeps_registers(code: Code) -> Finding:
+def keeps_registers(code: Code) -> CodeFinding:
     """The PTX uses no local memory, and the SASS spills no registers."""
     if not code.ptx or not any(i.name == "EXIT" for i in code.sass):
-        return Finding(False, "the PTX is empty, or the SASS has no EXIT")
+        return CodeFinding(False, "the PTX is empty, or the SASS has no EXIT")
     local = len(re.findall(r"\.local\b", code.ptx_text))
     spills = [i.name for i in code.sass if re.match(r"(LDL|STL)\b", i.name)]
-    return Finding(not local and not spills, f"{local} uses of .local, {len(spills)} LDL or STL")
+    return CodeFinding(
+        not local and not spills, f"{local} uses of .local, {len(spills)} LDL or STL"
+    )
 
 
-def waits_first_in_sass(code: Code) -> Finding:
+def waits_first_in_sass(code: Code) -> CodeFinding:
     """In the SASS, the wait (`ACQBULK`) comes before the first load, and `PREEXIT` is present."""
     names = [i.name.split(".")[0] for i in code.sass]
     reads = [
         k for k, name in enumerate(names) if name in ("LDG", "UBLKCP", "LD", "CCTLL", "LDGSTS")
     ]
     if "ACQBULK" not in names or "PREEXIT" not in names or not reads:
-        return Finding(False, "no ACQBULK, no PREEXIT or no load")
+        return CodeFinding(False, "no ACQBULK, no PREEXIT or no load")
     wait = names.index("ACQBULK")
     ok = wait < reads[0] and not code.sass[wait].predicate
-    return Finding(ok, f"ACQBULK at {wait}, the first of {len(reads)} loads at {reads[0]}")
+    return CodeFinding(ok, f"ACQBULK at {wait}, the first of {len(reads)} loads at {reads[0]}")
 
 
 # The MMA in SASS
 
 
-def multiplies_by_the_model(code: Code) -> Finding:
+def multiplies_by_the_model(code: Code) -> CodeFinding:
     """In the SASS, each product is what the reference models: emulated E4M3, or one FP16 HMMA.
 
     E4M3 before sm_120 is two chained FP16 HMMA from zero and one FP32 add of C. facts: t1 = HMMA(k
@@ -301,16 +305,18 @@ def multiplies_by_the_model(code: Code) -> Finding:
     wanted = len(code.named(r"mma\.sync\..*"))
     if code.named(re.escape(_F16_MMA)):
         ok = set(multiplies) == {"HMMA.16816.F32"} and len(multiplies) == wanted
-        return Finding(ok, f"{len(multiplies)} x {sorted(set(multiplies))} for {wanted} mma.sync")
+        return CodeFinding(
+            ok, f"{len(multiplies)} x {sorted(set(multiplies))} for {wanted} mma.sync"
+        )
     if code.arch.startswith("sm_120"):
         ok = bool(multiplies) and {n.split(".")[0] for n in multiplies} == {"QMMA"}
-        return Finding(ok, f"{len(multiplies)} x {sorted(set(multiplies))}")
+        return CodeFinding(ok, f"{len(multiplies)} x {sorted(set(multiplies))}")
     try:
         pairs = _follow_hmma(code.sass)
     except _Broken as broken:
-        return Finding(False, str(broken))
+        return CodeFinding(False, str(broken))
     ok = pairs == wanted > 0
-    return Finding(ok, f"{pairs} chained HMMA pairs with an FADD for {wanted} mma.sync")
+    return CodeFinding(ok, f"{pairs} chained HMMA pairs with an FADD for {wanted} mma.sync")
 
 
 class _Broken(Exception):
@@ -370,7 +376,7 @@ def _register(operand: str) -> int:
     return found[0]
 
 
-CHECKS: MappingProxyType[str, Callable[[Code], Finding]] = MappingProxyType(
+CODE_CHECKS: MappingProxyType[str, Callable[[Code], CodeFinding]] = MappingProxyType(
     {
         check.__name__.replace("_", "-"): check
         for check in (
@@ -391,7 +397,7 @@ CHECKS: MappingProxyType[str, Callable[[Code], Finding]] = MappingProxyType(
 )
 
 
-def check_structure(artifact: Artifact) -> dict[str, Finding]:
-    """Every check of `CHECKS` on a compiled kernel."""
+def check_structure(artifact: Artifact) -> dict[str, CodeFinding]:
+    """Every check of `CODE_CHECKS` on a compiled kernel."""
     code = Code(artifact)
-    return {name: check(code) for name, check in CHECKS.items()}
+    return {name: check(code) for name, check in CODE_CHECKS.items()}

@@ -209,7 +209,7 @@ def _about(check: Callable[..., Check]) -> str:
     return " ".join((check.__doc__ or "").split("\n\n")[0].split())
 
 
-CHECKS: MappingProxyType[str, Callable[..., Check]] = MappingProxyType(
+LAUNCH_CHECKS: MappingProxyType[str, Callable[..., Check]] = MappingProxyType(
     {
         check.__name__.replace("_", "-"): check
         for check in (batch_independence, graph_replay, runs_agree, far_rows, dependent_launches)

@@ -126,7 +126,7 @@ def _specials(rng: Rng) -> Operands:
     return draw(), draw(), draw()
 
 
-FAMILIES: dict[str, Callable[[Rng], Operands]] = {
+OPERAND_FAMILIES: dict[str, Callable[[Rng], Operands]] = {
     "uniform": _uniform,
     "close": _close,
     "ties": _ties,
@@ -141,7 +141,7 @@ FAMILIES: dict[str, Callable[[Rng], Operands]] = {
 @np.errstate(all="ignore")
 def operands(family: str, chunk: int) -> Operands:
     """The operands of a chunk: three float32 [CHUNK], the same at every call."""
-    return FAMILIES[family](np.random.default_rng([*family.encode(), chunk]))
+    return OPERAND_FAMILIES[family](np.random.default_rng([*family.encode(), chunk]))
 
 
 @np.errstate(all="ignore")

@@ -216,7 +216,7 @@ def _encodings(rng: Rng, form: Format, shape: Shape) -> Inputs:
     return a, b, c
 
 
-FAMILIES: dict[str, Callable[[Rng, Format, Shape], Inputs]] = {
+MATRIX_FAMILIES: dict[str, Callable[[Rng, Format, Shape], Inputs]] = {
     "normal": _normal,
     "spread": _spread,
     "cancellation": _cancellation,

@@ -24,7 +24,7 @@ Problems = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
-class Instruction:
+class MatrixInstruction:
     """A tensor-core instruction of sm_90.
 
     Attributes:
@@ -49,15 +49,15 @@ class Instruction:
 INSTRUCTIONS = {
     instruction.name: instruction
     for instruction in (
-        Instruction("SM90_E4M3", "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
+        MatrixInstruction("SM90_E4M3", "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
                     "HMMA.16816.F32", "uint8"),
-        Instruction("SM90_F16", "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+        MatrixInstruction("SM90_F16", "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
                     "HMMA.16816.F32", "float16"),
-        Instruction("SM90_BF16", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+        MatrixInstruction("SM90_BF16", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
                     "HMMA.16816.F32.BF16", "bfloat16"),
-        Instruction("SM90_WGMMA_F16", "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16",
+        MatrixInstruction("SM90_WGMMA_F16", "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16",
                     "HGMMA.64x64x16.F32", "float16"),
-        Instruction("SM90_WGMMA_E4M3", "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
+        MatrixInstruction("SM90_WGMMA_E4M3", "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
                     "QGMMA.64x64x32.F32.E4M3.E4M3", "uint8"),
     )
 }  # fmt: skip
@@ -75,7 +75,7 @@ def problems(name: str, family: str, chunk: int) -> Problems:
     rng = np.random.default_rng([*f"{name}/{family}".encode(), chunk])
     shape = families.Shape(PROBLEMS, SIDE, steps * model.step)
     with np.errstate(all="ignore"):
-        a, b, c = families.FAMILIES[family](rng, model.operands, shape)
+        a, b, c = families.MATRIX_FAMILIES[family](rng, model.operands, shape)
     a, b = (np.ascontiguousarray(x.astype(model.operands.dtype)).view(np.uint8) for x in (a, b))
     return a, b, np.ascontiguousarray(c, np.float32)
 

@@ -115,7 +115,7 @@ SWEEP_FUNCTIONS = {
 }
 
 
-class Sweep:
+class SweepKernel:
     """The function's word for successive encodings: out[i] = f(first + i)."""
 
     def __init__(self, function: Callable[[Float32], Uint32]) -> None:
@@ -446,7 +446,7 @@ def build(name: str, arch: str = "sm_90a") -> tuple[Callable[..., None], Artifac
     function: Any
     arguments: tuple[Any, ...]
     if name in SWEEP_FUNCTIONS:
-        function, arguments = Sweep(SWEEP_FUNCTIONS[name]), (words, zero, zero)
+        function, arguments = SweepKernel(SWEEP_FUNCTIONS[name]), (words, zero, zero)
     elif name in OPERATION_FUNCTIONS:
         function, arguments = Elementwise(OPERATION_FUNCTIONS[name]), (*[words] * 4, zero)
     elif name in WARP_FUNCTIONS:

@@ -157,7 +157,9 @@ def families_of(name: str) -> tuple[str, ...]:
     """The names of the parts that an operation has."""
     if name in SWEEPS:
         return (ALL_ENCODINGS,)
-    return tuple(arithmetic.FAMILIES if name in arithmetic.OPERATIONS else families.FAMILIES)
+    return tuple(
+        arithmetic.OPERAND_FAMILIES if name in arithmetic.OPERATIONS else families.MATRIX_FAMILIES
+    )
 
 
 def group_of(name: str) -> str:

@@ -35,7 +35,7 @@ class Counterfactual:
         claim: the claim that it contradicts.
         about: the model in words, as the end of "a kernel that ...".
         alteration: how its arithmetic differs.
-        schedule: how its order differs: a name in `SCHEDULES`, or "" for the same order.
+        schedule: how its order differs: a name in `OTHER_SCHEDULES`, or "" for the same order.
         data: the cases that tell it from the contract. If none of them was run, others are taken.
     """
 
@@ -70,7 +70,7 @@ def _other_chunk(schedule: Schedule, case: Case) -> Schedule:
     return replace(schedule, chunk=2 * schedule.chunk)
 
 
-SCHEDULES: Mapping[str, Callable[[Schedule, Case], Schedule]] = MappingProxyType(
+OTHER_SCHEDULES: Mapping[str, Callable[[Schedule, Case], Schedule]] = MappingProxyType(
     {
         "filling": _filling,
         "other mma": _other_mma,
@@ -221,7 +221,7 @@ def decoded(counterfactual: Counterfactual, case: Case, machine: str) -> Bits:
     """The encodings that the counterfactual's kernel gives for a case."""
     schedule = REFERENCE[case.schedule]
     if counterfactual.schedule:
-        schedule = SCHEDULES[counterfactual.schedule](schedule, case)
+        schedule = OTHER_SCHEDULES[counterfactual.schedule](schedule, case)
     gpu = getattr(sparse_mla_reference, machine)
     return Altered(schedule, gpu, counterfactual.alteration).bits(case)
 

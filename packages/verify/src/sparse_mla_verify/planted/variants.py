@@ -36,7 +36,7 @@ from sparse_mla_verify.models import counterfactuals
 from sparse_mla_verify.processes.patched_kernel import copied_package, environment, replaced
 from sparse_mla_verify.terminal.options import one_or_more, parser
 
-CASES = ("head-counts/16", "heavy-tailed/checkpoint", "normal/checkpoint")
+JUDGED_CASES = ("head-counts/16", "heavy-tailed/checkpoint", "normal/checkpoint")
 TIMEOUT_S = 300
 
 
@@ -168,7 +168,7 @@ def judge(variant: Variant) -> dict[str, Any]:
     """Run the kernel that is imported here, as if it were the contract's; what the audit says."""
     from sparse_mla_verify.gpu_runs.gpu import GpuRunner
 
-    cases = [c for c in all_cases() if c.name in CASES]
+    cases = [c for c in all_cases() if c.name in JUDGED_CASES]
     outputs = run_cases(GpuRunner(), cases)
     found = tuple(
         live_case(c, o, assess(c, (o.latent, o.lse)))

@@ -280,7 +280,7 @@ def _lose(group: "Group", inputs: "list[RankInputs]", stage: "Stage") -> list[st
     return wrong
 
 
-STAGES: tuple[Callable[[int, int, int], list[Check]], ...] = (
+PARTS: tuple[Callable[[int, int, int], list[Check]], ...] = (
     special_steps,
     many_steps,
     graph_replay,
@@ -293,7 +293,7 @@ def plan(
     ranks: Sequence[int], stages: Sequence[str]
 ) -> Iterator[tuple[str, Callable[[int], list[Check]]]]:
     """What runs: each stage for each number of ranks, and head count where it matters."""
-    chosen = [s for s in STAGES if not stages or s.__name__ in stages]
+    chosen = [s for s in PARTS if not stages or s.__name__ in stages]
     for stage in chosen:
         for d in ranks:
             if stage is ranks_on_streams and d > 4:
@@ -336,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the checks; 0 if every bit agrees, 1 if not, 2 without a GPU."""
     command = parser("push check", __doc__)
     command.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
-    command.add_argument("--only", nargs="+", default=[], choices=[s.__name__ for s in STAGES])
+    command.add_argument("--only", nargs="+", default=[], choices=[s.__name__ for s in PARTS])
     command.add_argument("--seconds", type=float, default=220.0, help="limit of the whole run")
     command.add_argument("--workers", type=one_or_more, default=max(1, (os.cpu_count() or 2) - 1))
     command.add_argument("--out", type=Path, help="where to write the recording (JSON)")

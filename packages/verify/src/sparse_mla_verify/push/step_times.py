@@ -36,7 +36,7 @@ Call = Callable[[int], object]  # launches the k-th step
 
 
 @dataclass(frozen=True, eq=False)
-class Inputs:
+class TimedInputs:
     """One rank's inputs at the checkpoint, of random finite bytes."""
 
     query: torch.Tensor  # [batch, H, 576]
@@ -46,7 +46,7 @@ class Inputs:
     none: torch.Tensor  # [batch], zeros
 
 
-def inputs(rank: int, owner_heads: int, device: torch.device | str = "cuda") -> Inputs:
+def inputs(rank: int, owner_heads: int, device: torch.device | str = "cuda") -> TimedInputs:
     """Seeded by the rank."""
     generator = torch.Generator(device=device).manual_seed(1000 + rank)
 
@@ -59,7 +59,7 @@ def inputs(rank: int, owner_heads: int, device: torch.device | str = "cuda") -> 
     )
     valid = torch.full((BATCH,), KEYS, dtype=torch.int32, device=device)
     query, kv = normal(BATCH, owner_heads, 576), normal(CACHE_ROWS, 576)
-    return Inputs(query, kv, rows, valid, torch.zeros_like(valid))
+    return TimedInputs(query, kv, rows, valid, torch.zeros_like(valid))
 
 
 def time_eager(call: Call, align: Callable[[], None]) -> list[float]:
@@ -100,7 +100,7 @@ def _timed(work: Callable[[], object], align: Callable[[], None]) -> float:
 
 
 def step_call(
-    kernels: CompiledStep, mailbox: DcpMailbox, given: Inputs, valid: torch.Tensor
+    kernels: CompiledStep, mailbox: DcpMailbox, given: TimedInputs, valid: torch.Tensor
 ) -> Call:
     """The fused step, lists of row ids in turn."""
     out = RankOutputs(BATCH, mailbox.box.owner_heads, mailbox.device)
@@ -158,18 +158,18 @@ A = "query all-gather, decode, NCCL all-to-all of rows and LSEs, merge in torch"
 B = "query all-gather, decode, LSE all-gather, scaling, reduce-scatter of BF16 rows"
 
 
-def _baseline_call(baseline: AllToAll | GatherScatter, given: Inputs) -> Call:
+def _baseline_call(baseline: AllToAll | GatherScatter, given: TimedInputs) -> Call:
     return lambda k: baseline.step(given.query, given.rows[k % LISTS])
 
 
-def _decode_call(local: Local, gathered: torch.Tensor, given: Inputs) -> Call:
+def _decode_call(local: Local, gathered: torch.Tensor, given: TimedInputs) -> Call:
     return lambda k: local.decode(gathered, given.rows[k % LISTS])
 
 
 def _apart(
     kernels: CompiledStep,
     mailbox: DcpMailbox,
-    given: Inputs,
+    given: TimedInputs,
     others: Sequence[AllToAll | GatherScatter],
 ) -> float:
     """The largest difference of a step's latent from the baselines', as a share of the largest."""
@@ -222,7 +222,7 @@ def emulated_timings(ranks: int) -> list[Timing]:
     return timings
 
 
-def _emulated_baselines(ranks: int, given: Sequence[Inputs]) -> list[Timing]:
+def _emulated_baselines(ranks: int, given: Sequence[TimedInputs]) -> list[Timing]:
     kernel = compile_sparse(BATCH, HEADS, HEADS, KEYS, BATCH, "cuda")
     locals_ = [Local(kernel, g.kv, g.valid, SCALE_LOG2, OUT_SCALE) for g in given]
     queries = torch.stack([g.query for g in given])

@@ -2,12 +2,12 @@
 
 import re
 
-MARKS = re.compile(r"(<!-- figures\b[^>]*-->\n).*?(<!-- /figures -->)", re.DOTALL)
+FIGURE_MARKS = re.compile(r"(<!-- figures\b[^>]*-->\n).*?(<!-- /figures -->)", re.DOTALL)
 
 
 def between_marks(text: str, table: str) -> str:
     """A text with the table between its two marks. Raises ValueError where they are not."""
-    found, count = MARKS.subn(lambda marks: f"{marks[1]}\n{table}\n{marks[2]}", text)
+    found, count = FIGURE_MARKS.subn(lambda marks: f"{marks[1]}\n{table}\n{marks[2]}", text)
     if count != 1:
         raise ValueError(
             f"text must have one pair of marks <!-- figures ... /figures -->, got {count}"
