@@ -122,6 +122,7 @@ def test_an_unknown_family_is_refused(capsys):
     assert "abnormal" in capsys.readouterr().err
 
 
+@pytest.mark.compiler
 def test_without_gpu_and_recording_the_code_alone_is_checked(offline, tmp_path, monkeypatch, few):
     monkeypatch.setattr(recordings, "shipped", lambda schedule="base": None)
     monkeypatch.setattr(command, "all_cases", lambda *_, **__: (few[0],))
