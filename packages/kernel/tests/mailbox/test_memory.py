@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -288,3 +289,18 @@ def test_a_wrong_symmetric_mailbox(group: Group) -> None:
     with pytest.raises(ValueError, match=says):
         DcpMailbox.symmetric(group, owner_heads=12, cap=3, device="cpu")
     assert group.buffers == []
+
+
+def test_no_group_is_the_group_of_all_processes(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "group", SimpleNamespace(WORLD=group))
+    mailbox = DcpMailbox.symmetric(None, owner_heads=8, cap=3, device="cpu")
+    assert mailbox.rank == 1
+    assert [given["group"] for given in group.barriers] == [group, group]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_a_symmetric_mailbox_is_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match=r"^device must be .*, got cuda, and PyTorch finds none"):
+        DcpMailbox.symmetric(Group(monkeypatch), owner_heads=8, cap=3)
