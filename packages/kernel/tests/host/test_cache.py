@@ -1,6 +1,7 @@
 """The cache on disk: what its key covers, and what becomes of a damaged entry."""
 
 import contextlib
+import ctypes
 import hashlib
 import importlib.util
 import io
@@ -226,7 +227,7 @@ def test_the_cuda_version_of_the_driver(
 
         return SimpleNamespace(cuDriverGetVersion=version)
 
-    monkeypatch.setattr(cache.ctypes, "CDLL", library)
+    monkeypatch.setattr(ctypes, "CDLL", library)
     assert cache._driver_cuda_major.__wrapped__() == major
 
 
@@ -292,7 +293,7 @@ def test_a_warm_process_does_without_the_dsl(root: Path, built: Any) -> None:
 
 
 def test_a_linker_that_fails(root: Path, built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry then holds the object file, as on a machine without a linker."""
+    """The entry then holds the object file, as on a computer without a linker."""
     monkeypatch.setattr(cache, "_LINKERS", ("no-such-linker", "false"))
     assert built.keep(inputs())
     names = {path.name for path in (root / cache.key(inputs())).iterdir()}
@@ -423,7 +424,7 @@ def test_writers_and_readers_at_once(root: Path, built: Any) -> None:
 
 @pytest.fixture
 def cross(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Compile for sm_90a, whatever machine this is; the names of what is compiled."""
+    """Compile for sm_90a, whatever computer this is; the names of what is compiled."""
     compiled: list[str] = []
     compile_entry = build.compile_entry
 

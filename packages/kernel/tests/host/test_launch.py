@@ -1,7 +1,7 @@
 """Every wrong argument of a launch is an error that names it, and nothing is launched.
 
 ``run_sparse`` leaves to the compiled launcher what that checks anyway. So the launcher is tested
-too, with tensors that say that they are on a GPU: a machine without one launches nothing.
+too, with tensors that say that they are on a GPU: a computer without one launches nothing.
 """
 
 import re
@@ -397,11 +397,22 @@ def test_decode_with_a_missing_dimension(name: str, says: str) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """The sizes and schedules that kernels were asked for; the kernels write ones."""
 
-    def known(*sizes: object, schedule: Schedule) -> CompiledSparse:
+    def known(*sizes: Any, schedule: Schedule) -> CompiledSparse:
         asked.append((*sizes, schedule))
-        return CompiledSparse(*sizes, schedule, Artifact("sm_90a", "", b""), write)
+        batch, heads, padded, width, cap, device = sizes
+        return replace(
+            KERNEL,
+            batch=batch,
+            heads=heads,
+            padded=padded,
+            width=width,
+            cap=cap,
+            device=device,
+            schedule=schedule,
+            launch=write,
+        )
 
-    def write(*given: object) -> None:
+    def write(*given: Any) -> None:
         for out in given[4:6]:
             out[:, : asked[-1][1]] = 1.0
 
@@ -410,7 +421,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return asked
 
 
-def decode(**change: object) -> tuple[torch.Tensor, torch.Tensor]:
+def decode(**change: Any) -> tuple[torch.Tensor, torch.Tensor]:
     named = arguments() | {"scale_log2": 0.1, "out_scale": 1.0} | change
     return sparse_decode(**{name: x for name, x in named.items() if name not in ("latent", "lse")})
 
@@ -471,8 +482,9 @@ def push_arguments() -> dict[str, Any]:
 
 def test_push_mode_needs_a_mailbox() -> None:
     says = exactly("push must be this rank's DcpMailbox, got None")
-    with pytest.raises(TypeError, match=says):
-        run_sparse(PUSHED, **push_arguments())
+    for given in (push_arguments(), arguments()):
+        with pytest.raises(TypeError, match=says):
+            run_sparse(PUSHED, **given)
 
 
 def test_latent_mode_takes_no_mailbox(stand_in: Callable[..., DcpMailbox]) -> None:

@@ -1,6 +1,7 @@
 """Which batches run this kernel, and by which schedule."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_sizes_are_ints() -> None:
 
 @pytest.mark.parametrize("name", ["rows", "gathered", "padded"])
 def test_every_size_is_an_int(name: str) -> None:
-    sizes = {"rows": 1, "gathered": 96, "padded": 96} | {name: 96.0}
+    sizes: dict[str, Any] = {"rows": 1, "gathered": 96, "padded": 96} | {name: 96.0}
     with pytest.raises(TypeError, match=rf"^{name} must be an int, got 96\.0 \(float\)$"):
         sparse_for(**sizes)
 

@@ -102,8 +102,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return waited
 
 
-def emulated(**change: object) -> list[DcpMailbox]:
-    sizes = {"ranks": 4, "owner_heads": 8, "cap": 3, "padded": 40, "device": "cpu"}
+def emulated(**change: Any) -> list[DcpMailbox]:
+    sizes: dict[str, Any] = {"ranks": 4, "owner_heads": 8, "cap": 3, "padded": 40, "device": "cpu"}
     return DcpMailbox.emulated(**sizes | change)
 
 
@@ -204,6 +204,23 @@ def test_what_kernels_are_given(on_cpu: list[object]) -> None:
     assert emulated()[0].arguments.timeout_ns == 10_000_000_000
 
 
+def test_only_the_report_lies_in_pinned_memory(
+    on_cpu: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel writes the report, and the host reads it without a transfer."""
+    pinned: list[object] = []
+    zeros = torch.zeros
+
+    def recorded(size: int, *, pin_memory: bool = False, **given: Any) -> torch.Tensor:
+        if pin_memory:
+            pinned.append(size)
+        return zeros(size, **given)
+
+    monkeypatch.setattr(torch, "zeros", recorded)
+    emulated()
+    assert pinned == [4] * 4
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -212,8 +229,14 @@ def test_what_kernels_are_given(on_cpu: list[object]) -> None:
         {"ranks": 1, "owner_heads": 16, "cap": 65535, "padded": None},
     ],
 )
-def test_the_extremes_of_the_sizes_are_allowed(change: dict[str, object]) -> None:
-    named = {"ranks": 2, "owner_heads": 8, "cap": 3, "padded": 16, "timeout_s": 1.0} | change
+def test_the_extremes_of_the_sizes_are_allowed(change: dict[str, Any]) -> None:
+    named: dict[str, Any] = {
+        "ranks": 2,
+        "owner_heads": 8,
+        "cap": 3,
+        "padded": 16,
+        "timeout_s": 1.0,
+    } | change
     box = memory._checked_layout(**named)
     assert (box.ranks, box.owner_heads, box.cap) == (
         named["ranks"],
