@@ -78,7 +78,7 @@ FLOORS = (
     ("terminal", "measure", "peers"),
     ("evidence",),
     ("models", "gpu_runs"),
-    ("attribution", "black_box", "push", "hardware", "bench"),
+    ("attribution", "stage_trace", "black_box", "push", "hardware", "bench"),
     ("audit",),
     ("planted",),
 )
