@@ -427,12 +427,8 @@ def test_a_recording_holds_with_all_tasks_and_no_differing_bit():
 # ---- the recording that ships -------------------------------------------------------------------
 
 RECORDING = command.shipped()
-pending = pytest.mark.skipif(
-    not RECORDING.exists(), reason="no recording of stages ships yet: it needs one run on a GPU"
-)
 
 
-@pending
 def test_the_recording_holds():
     recording = json.loads(RECORDING.read_text())
     assert command.holds(recording)
@@ -442,7 +438,6 @@ def test_the_recording_holds():
         assert set(result["differing"]) == {*STORED, *OUTPUTS}
 
 
-@pending
 @pytest.mark.compiler
 @pytest.mark.parametrize("schedule", REFERENCE)
 def test_the_recorded_builds_are_todays(build, schedule):
