@@ -181,6 +181,7 @@ def test_a_time_budget_leaves_out_the_dearest(offline, tmp_path, synthetic, few)
     assert any(note.startswith("left out: pushed-steps") for note in plain["notes"])
 
 
+@pytest.mark.compiler
 def test_the_report_shows_attributions_and_trials(tmp_path, monkeypatch, capsys, cases):
     case = cases["hugely-negative/around"]
     monkeypatch.setattr(command, "gpu_name", lambda: None)
