@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,7 +204,7 @@ def quantised_sum(p, schedule, machine):
     return CONTRACT.chunk_sum(rounded, schedule, machine)
 
 
-PLANTED = {
+PLANTED: dict[str, dict[str, Any]] = {
     "logits": {"logit": lambda dots, scale, machine: np.nextafter(dots * scale, np.float32(9e9))},
     "max": {"running_max": lambda s, used, before: CONTRACT.running_max(s + 1, used, before)},
     "p": {"bias": partial(bias, p_scale_log2=float(np.log2(447.0)))},
