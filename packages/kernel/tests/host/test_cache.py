@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import hashlib
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -101,6 +102,16 @@ def test_the_dsls_settings_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> No
 def test_versions_are_those_installed() -> None:
     found = cache._versions()
     assert {"nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base", "apache-tvm-ffi"} <= set(found)
+
+
+def test_every_package_that_compiles_or_launches_is_in_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"version of {name}")
+    names = {"nvidia-cutlass-dsl", "apache-tvm-ffi"} | {
+        f"nvidia-cutlass-dsl-libs-{part}" for part in ("base", "core", "cu12", "cu13")
+    }
+    assert cache._versions.__wrapped__() == {name: f"version of {name}" for name in names}
 
 
 @pytest.mark.parametrize("name", ["ptx/math.py", "kernels/low_latency/decode.py"])
@@ -290,6 +301,29 @@ def test_a_warm_process_does_without_the_dsl(root: Path, built: Any) -> None:
     command = [sys.executable, "-c", script, json.dumps(inputs())]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["Function", "False"]
+
+
+@pytest.mark.parametrize("linker", ["ld", "ld.lld", "cc", "gcc", "clang"])
+def test_any_linker_will_do(linker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one that is installed links the launcher to the DSL's runtime and to TVM-FFI."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(shutil, "which", {linker: f"/usr/bin/{linker}"}.get)
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(cache, "runtime_library", lambda: Path("/dsl/runtime.so"))
+    assert cache._link(tmp_path / "a.o", tmp_path / "a.so")
+    tool, shared, alone, out, target, source, *needs = commands[0]
+    assert tool == f"/usr/bin/{linker}"
+    assert [shared, alone, out, target] == ["-shared", "-nostdlib", "-o", str(tmp_path / "a.so")]
+    assert source == str(tmp_path / "a.o")
+    assert needs[0] == "/dsl/runtime.so"
+    assert Path(needs[1]).name.startswith("libtvm_ffi")
+    monkeypatch.setattr(cache, "runtime_library", lambda: None)
+    assert not cache._link(tmp_path / "a.o", tmp_path / "a.so")
 
 
 def test_a_linker_that_fails(root: Path, built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
