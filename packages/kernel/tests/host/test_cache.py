@@ -222,7 +222,7 @@ def test_other_libraries_in_the_dsls_setting_are_passed_over(
 
 
 @pytest.mark.parametrize(
-    ("answer", "major"), [((0, 13020), 13), ((0, 12090), 12), ((1, 13020), None), (None, None)]
+    ("answer", "major"), [((0, 13000), 13), ((0, 12999), 12), ((1, 13020), None), (None, None)]
 )
 def test_the_cuda_version_of_the_driver(
     answer: tuple[int, int] | None, major: int | None, monkeypatch: pytest.MonkeyPatch
