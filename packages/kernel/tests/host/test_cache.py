@@ -244,7 +244,8 @@ def test_the_cuda_version_of_the_driver(
 
 def test_the_host_is_told_apart_by_its_cpus_features(monkeypatch: pytest.MonkeyPatch) -> None:
     def host(cpuinfo: str | None) -> str:
-        def opened(*_: object, **__: object) -> io.StringIO:
+        def opened(path: str, **_: object) -> io.StringIO:
+            assert path == "/proc/cpuinfo"
             if cpuinfo is None:
                 raise OSError
             return io.StringIO(cpuinfo)
@@ -308,7 +309,8 @@ def test_any_linker_will_do(linker: str, tmp_path: Path, monkeypatch: pytest.Mon
     """The first one that is installed links the launcher to the DSL's runtime and to TVM-FFI."""
     commands: list[list[str]] = []
 
-    def run(command: list[str], **_: object) -> SimpleNamespace:
+    def run(command: list[str], **given: object) -> SimpleNamespace:
+        assert given == {"capture_output": True, "check": False}
         commands.append(command)
         return SimpleNamespace(returncode=0)
 
