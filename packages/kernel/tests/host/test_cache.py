@@ -345,6 +345,14 @@ def test_the_folder_is_its_owners_alone(root: Path, built: Any) -> None:
     assert not cache.holds(inputs(batch=3))
 
 
+def test_the_folders_above_are_made(
+    tmp_path: Path, built: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSE_MLA_CACHE_DIR", str(tmp_path / "a" / "b"))
+    assert built.keep(inputs())
+    assert cache.holds(inputs())
+
+
 def test_off(root: Path, built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert built.keep(inputs())
     monkeypatch.setenv("SPARSE_MLA_CACHE", "0")
