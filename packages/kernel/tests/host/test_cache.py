@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import hashlib
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -101,6 +102,16 @@ def test_the_dsls_settings_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> No
 def test_versions_are_those_installed() -> None:
     found = cache._versions()
     assert {"nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base", "apache-tvm-ffi"} <= set(found)
+
+
+def test_every_package_that_compiles_or_launches_is_in_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"version of {name}")
+    names = {"nvidia-cutlass-dsl", "apache-tvm-ffi"} | {
+        f"nvidia-cutlass-dsl-libs-{part}" for part in ("base", "core", "cu12", "cu13")
+    }
+    assert cache._versions.__wrapped__() == {name: f"version of {name}" for name in names}
 
 
 @pytest.mark.parametrize("name", ["ptx/math.py", "kernels/low_latency/decode.py"])
@@ -211,7 +222,7 @@ def test_other_libraries_in_the_dsls_setting_are_passed_over(
 
 
 @pytest.mark.parametrize(
-    ("answer", "major"), [((0, 13020), 13), ((0, 12090), 12), ((1, 13020), None), (None, None)]
+    ("answer", "major"), [((0, 13000), 13), ((0, 12999), 12), ((1, 13020), None), (None, None)]
 )
 def test_the_cuda_version_of_the_driver(
     answer: tuple[int, int] | None, major: int | None, monkeypatch: pytest.MonkeyPatch
@@ -233,7 +244,8 @@ def test_the_cuda_version_of_the_driver(
 
 def test_the_host_is_told_apart_by_its_cpus_features(monkeypatch: pytest.MonkeyPatch) -> None:
     def host(cpuinfo: str | None) -> str:
-        def opened(*_: object, **__: object) -> io.StringIO:
+        def opened(path: str, **_: object) -> io.StringIO:
+            assert path == "/proc/cpuinfo"
             if cpuinfo is None:
                 raise OSError
             return io.StringIO(cpuinfo)
@@ -292,6 +304,30 @@ def test_a_warm_process_does_without_the_dsl(root: Path, built: Any) -> None:
     assert done.stdout.split() == ["Function", "False"]
 
 
+@pytest.mark.parametrize("linker", ["ld", "ld.lld", "cc", "gcc", "clang"])
+def test_any_linker_will_do(linker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one that is installed links the launcher to the DSL's runtime and to TVM-FFI."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **given: object) -> SimpleNamespace:
+        assert given == {"capture_output": True, "check": False}
+        commands.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(shutil, "which", {linker: f"/usr/bin/{linker}"}.get)
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(cache, "runtime_library", lambda: Path("/dsl/runtime.so"))
+    assert cache._link(tmp_path / "a.o", tmp_path / "a.so")
+    tool, shared, alone, out, target, source, *needs = commands[0]
+    assert tool == f"/usr/bin/{linker}"
+    assert [shared, alone, out, target] == ["-shared", "-nostdlib", "-o", str(tmp_path / "a.so")]
+    assert source == str(tmp_path / "a.o")
+    assert needs[0] == "/dsl/runtime.so"
+    assert Path(needs[1]).name.startswith("libtvm_ffi")
+    monkeypatch.setattr(cache, "runtime_library", lambda: None)
+    assert not cache._link(tmp_path / "a.o", tmp_path / "a.so")
+
+
 def test_a_linker_that_fails(root: Path, built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry then holds the object file, as on a computer without a linker."""
     monkeypatch.setattr(cache, "_LINKERS", ("no-such-linker", "false"))
@@ -307,6 +343,14 @@ def test_the_folder_is_its_owners_alone(root: Path, built: Any) -> None:
     assert root.stat().st_mode & 0o777 == 0o700
     assert cache.holds(inputs())
     assert not cache.holds(inputs(batch=3))
+
+
+def test_the_folders_above_are_made(
+    tmp_path: Path, built: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSE_MLA_CACHE_DIR", str(tmp_path / "a" / "b"))
+    assert built.keep(inputs())
+    assert cache.holds(inputs())
 
 
 def test_off(root: Path, built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
