@@ -1,7 +1,7 @@
 """The tensor-core models against recordings of hardware and against rational arithmetic."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -286,31 +286,90 @@ def model_families(rng: np.random.Generator, form: minifloat.Format) -> dict[str
     }
 
 
+class Published(NamedTuple):
+    """What the publications and the recordings say of an instruction."""
+
+    operands: minifloat.Format
+    sums: tuple[list[int], ...]
+    bits: tuple[int, int]  # below the largest exponent of the terms, of the result
+    least: int = -10_000  # exponent of a subnormal operand, if all have one
+    inside: bool = True  # whether C is a term of the first sum
+    elements: int = 0  # outputs compared with an H200's
+
+
+def halves(k: int) -> tuple[list[int], list[int]]:
+    return list(range(k // 2)), list(range(k // 2, k))
+
+
+WHOLE_16, WHOLE_32 = ([*range(16)],), ([*range(32)],)
+H200 = 14 * 7_340_032
+HMMA_FP16 = Published(minifloat.FP16, WHOLE_16, (25, 23), -14)
+HMMA_BF16 = Published(minifloat.BF16, WHOLE_16, (25, 23), -126)
+E4M3_AS_F16 = Published(minifloat.E4M3, WHOLE_16, (25, 23))
+QMMA_25 = Published(minifloat.E4M3, WHOLE_32, (25, 23), -6)
+EMULATED = Published(
+    minifloat.E4M3,
+    ([k for k in range(32) if k & 2 == 0], [k for k in range(32) if k & 2]),
+    (25, 23),
+    inside=False,
+)
+PUBLISHED = {
+    "SM80_F16": Published(minifloat.FP16, halves(16), (24, 23), -14),
+    "SM80_BF16": Published(minifloat.BF16, halves(16), (24, 23), -126),
+    "SM89_E4M3": Published(minifloat.E4M3, halves(32), (13, 13), -6),
+    "SM90_E4M3": EMULATED._replace(elements=H200),
+    "SM90_F16": HMMA_FP16._replace(elements=H200),
+    "SM90_BF16": HMMA_BF16._replace(elements=H200),
+    "SM90_WGMMA_F16": HMMA_FP16._replace(elements=H200),
+    "SM90_WGMMA_E4M3": Published(minifloat.E4M3, WHOLE_32, (13, 13), -6, elements=H200),
+    "SM100_F16": HMMA_FP16,
+    "SM100_BF16": HMMA_BF16,
+    "SM100_E4M3": EMULATED,
+    "SM100_TCGEN05_F16": HMMA_FP16,
+    "SM100_TCGEN05_E4M3": QMMA_25,
+    "SM120_F16": HMMA_FP16,
+    "SM120_E4M3": QMMA_25,
+    "SM90_E4M3_AS_F16": E4M3_AS_F16._replace(elements=H200),
+    "SM100_E4M3_AS_F16": E4M3_AS_F16,
+    "SM120_E4M3_AS_F16": E4M3_AS_F16,
+}
+
+
 @pytest.mark.parametrize("family", list(model_families(np.random.default_rng(0), minifloat.E4M3)))
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_models_against_rationals(model, family, exact_sum):
-    form = model.operands
+    """The chain of sums with the numbers that were published, not with the model's own."""
+    published = PUBLISHED[model.name]
+    form = published.operands
+    assert model.operands is form
     rng = np.random.default_rng(50)
     a, b = model_families(rng, form)[family]
     c = np.ldexp(rng.standard_normal((5, 4)), rng.integers(-30, 20, (5, 4))).astype(np.float32)
     c[:, 0] = 0
     c[0] *= np.float32(2.0**-110)
     d = mma(a.view(OPERANDS[form.name]), b.view(OPERANDS[form.name]), c, model=model)
-    least = -10_000 if model.normalises_subnormals else form.min_exponent
-    bits_kept = {"fraction_bits": model.fraction_bits, "output_bits": model.output_bits}
+    fraction_bits, output_bits = published.bits
+    step = sum(len(columns) for columns in published.sums)
     for i, j in np.ndindex(5, 4):
         x, y = operand_values(form, a[i]), operand_values(form, b[:, j])
         expected = float(c[i, j])
-        for start in range(0, 64, model.step):
-            t = expected if model.accumulator_inside else 0.0
-            for columns in model.sums:
+        for start in range(0, 64, step):
+            t = expected if published.inside else 0.0
+            for columns in published.sums:
                 if np.isinf(t):  # and stays so, as the operands are finite
                     break
                 k = [start + column for column in columns]
-                t = exact_sum([x[q] for q in k], [y[q] for q in k], t, least=least, **bits_kept)
+                t = exact_sum(
+                    [x[q] for q in k],
+                    [y[q] for q in k],
+                    t,
+                    fraction_bits=fraction_bits,
+                    output_bits=output_bits,
+                    least=published.least,
+                )
                 with np.errstate(over="ignore"):
                     t = float(np.float32(t))
-            if not model.accumulator_inside:
+            if not published.inside:
                 t = float(np.float32(expected) + np.float32(t))
             expected = t
         assert bits(d[i, j]) == bits(np.array(expected, np.float32)), (i, j)
@@ -359,6 +418,9 @@ def test_batches_of_small_products_equal_the_careful_path(model, monkeypatch):
 def test_models_are_whole(model):
     columns = sorted(column for part in model.sums for column in part)
     assert columns == list(range(model.step))
+    published = PUBLISHED[model.name]
+    assert tuple(map(list, model.sums)) == published.sums
+    assert model.evidence.elements == published.elements
     assert (model.evidence.elements > 0) == (model.evidence.verified is not None)
     assert model.evidence.source
     assert model.instruction
