@@ -14,6 +14,7 @@ from sparse_mla_reference.instructions.tensor_core import (
     SM90_BF16,
     SM90_E4M3,
     SM90_F16,
+    Model,
     mma,
 )
 
@@ -425,6 +426,55 @@ def test_models_are_whole(model):
     assert model.evidence.source
     assert model.instruction
     assert model.sass
+
+
+def one_dot(model: Model, x: list[float], y: list[float], c: float = 0.0) -> float:
+    """The result of one instruction whose first columns are given and whose others are zero."""
+    form = model.operands
+    a, b = (
+        minifloat.encode(np.array([*v, *[0.0] * (model.step - len(v))], np.float32), form)
+        for v in (x, y)
+    )
+    dtype = OPERANDS[form.name]
+    start = np.array([[c]], np.float32)
+    return float(mma(a.view(dtype)[None], b.view(dtype)[:, None], start, model=model)[0, 0])
+
+
+@pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if p.inside])
+def test_the_least_rows_whose_alignment_cuts_are_not_taken_for_exact(name):
+    """2^(n+1) + 1 - (2^(n+1) - 2^(n-2)) with n bits below the largest exponent: the alignment cuts
+    the 1, and the sizes of row and column multiply to less than 2^(n+2)."""
+    n = PUBLISHED[name].bits[0]
+    high, low = n // 2 + 1, (n + 1) // 2
+    x = [2.0**high, 1, 2.0**high]
+    y = [2.0**low, 1, -(2.0**low - 2.0 ** (low - 3))]
+    assert high + low == n + 1
+    unit = 2.0**-6 if PUBLISHED[name].operands is minifloat.E4M3 else 1.0
+    got = one_dot(MODELS[name], [unit * v for v in x], [unit * v for v in y])
+    assert got == unit * unit * 2.0 ** (n - 2)
+
+
+@pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if not p.inside])
+def test_the_least_rows_that_round_are_not_taken_for_exact(name):
+    """4096^2 + 3 in units of 2^-18 is truncated to 4096^2 + 2; float32 sums give 4096^2 or + 4.
+    The sizes of row and column multiply to 2^24 + 3."""
+    x = [8.0, 2.0**-9, 0.0, 0.0, 2.0**-9, 2.0**-9]
+    assert one_dot(MODELS[name], x, x) == (4096**2 + 2) * 2.0**-18
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_product_of_zero_has_no_exponent(model):
+    """Zeros times the largest numbers leave an accumulator of any size as it is, but for the bits
+    that the result of a sum cannot hold."""
+    form, rng = model.operands, np.random.default_rng(52)
+    published = PUBLISHED[model.name]
+    exponents = np.arange(-126, 128)
+    c = np.ldexp(rng.uniform(1, 2, (2, exponents.size)), exponents).astype(np.float32)
+    zero = np.zeros((2, model.step), form.dtype).view(OPERANDS[form.name])
+    top = np.full((model.step, exponents.size), form.max_finite, form.dtype)
+    d = mma(zero, top.view(OPERANDS[form.name]), c, model=model)
+    kept = published.bits[1] if published.inside else 23
+    np.testing.assert_array_equal(bits(d), bits(c) & np.uint32(-(1 << (23 - kept)) & 0xFFFFFFFF))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
