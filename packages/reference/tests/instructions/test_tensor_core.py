@@ -1,5 +1,7 @@
 """The tensor-core models against recordings of hardware and against rational arithmetic."""
 
+import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -462,6 +464,33 @@ def test_the_least_rows_that_round_are_not_taken_for_exact(name):
     assert one_dot(MODELS[name], x, x) == (4096**2 + 2) * 2.0**-18
 
 
+@pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if p.inside])
+def test_a_sum_of_the_largest_significands_does_not_overflow(name, exact_sum):
+    """Every product and C have the largest significand, and the products one exponent with C."""
+    published = PUBLISHED[name]
+    largest = {"e4m3": 240.0, "fp16": 2047.0, "bf16": 255.0}[published.operands.name]
+    c = float(np.ldexp(2 - 2.0**-23, 2 * (math.frexp(largest)[1] - 1)))
+    fraction_bits, output_bits = published.bits
+    want = c
+    for columns in published.sums:
+        x = [largest] * len(columns)
+        want = exact_sum(x, x, want, fraction_bits=fraction_bits, output_bits=output_bits)
+    x = [largest] * sum(map(len, published.sums))
+    assert one_dot(MODELS[name], x, x, c) == want
+    assert one_dot(MODELS[name], x, [-v for v in x], -c) == -want
+
+
+@pytest.mark.parametrize("output_bits", [13, 23])
+def test_truncation_to_float32(output_bits, rounded):
+    rng = np.random.default_rng(53)
+    value = np.ldexp(rng.uniform(-2, 2, 500), rng.integers(-155, 127, 500))
+    value[:200] = np.ldexp(rng.uniform(-2, 2, 200), rng.integers(-155, -120, 200))
+    want = [float(rounded(Fraction(x), output_bits, -126, "rz")) for x in value.tolist()]
+    got = aligned_sum.truncate(value.copy(), output_bits)
+    assert got.dtype == np.float32
+    assert got.tolist() == want
+
+
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_a_product_of_zero_has_no_exponent(model):
     """Zeros times the largest numbers leave an accumulator of any size as it is, but for the bits
@@ -496,14 +525,15 @@ def test_infinities_and_nan_follow_ieee(dtype):
         a, b = one.copy(), one.copy()
         for k, (x, y) in changes.items():
             a[k], b[k] = x, y
-        d = mma(
-            a.astype(dtype)[None],
-            b.astype(dtype)[:, None],
-            np.array([[c]], np.float32),
-            model=model,
-        )
         want = NAN if np.isnan(expected) else bits(np.array(expected, np.float32))
-        assert bits(d)[0, 0] == want, (changes, c)
+        for x, y in ((a, b), (b, a)):
+            d = mma(
+                x.astype(dtype)[None],
+                y.astype(dtype)[:, None],
+                np.array([[c]], np.float32),
+                model=model,
+            )
+            assert bits(d)[0, 0] == want, (changes, c)
 
 
 def test_bf16_overflows_to_infinity():
