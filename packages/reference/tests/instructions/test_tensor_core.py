@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparse_mla_reference import e4m3, minifloat, tensor_core
-from sparse_mla_reference.instructions import aligned_sum
+from sparse_mla_reference.instructions import aligned_sum, exact_product
 from sparse_mla_reference.instructions.tensor_core import (
     MODELS,
     SM90_BF16,
@@ -176,12 +176,13 @@ def test_chaining_is_successive_instructions():
 
 
 def test_tiles_and_batches_don_t_change_bits():
+    """A tile has 65,536 outputs, so that 80 rows of 900 columns are more than one."""
     rng = np.random.default_rng(8)
-    a, b = (rng.integers(0, 0x7F, s).astype(np.uint8) for s in ((2, 1, 70, 64), (3, 64, 900)))
-    c = rng.standard_normal((70, 900)).astype(np.float32)
+    a, b = (rng.integers(0, 0x7F, s).astype(np.uint8) for s in ((2, 1, 80, 64), (3, 64, 900)))
+    c = rng.standard_normal((80, 900)).astype(np.float32)
     d = mma(a, b, c)
-    assert d.shape == (2, 3, 70, 900)
-    for i, j, row, column in [(0, 0, 0, 0), (1, 2, 69, 899), (0, 1, 33, 450)]:
+    assert d.shape == (2, 3, 80, 900)
+    for i, j, row, column in [(0, 0, 0, 0), (1, 2, 79, 899), (0, 1, 33, 450)]:
         one = mma(
             a[i, 0, row : row + 1],
             b[j, :, column : column + 1],
@@ -415,6 +416,76 @@ def test_batches_of_small_products_equal_the_careful_path(model, monkeypatch):
     c[::2] = rng.standard_normal((20, 16, 8))
     got = mma(a, b, c, model=model)
     np.testing.assert_array_equal(bits(got), bits(careful(monkeypatch, a, b, c, model=model)))
+
+
+def test_sizes_are_those_of_integer_vectors():
+    """A vector is integers times its least significant bit; its norm is rounded up."""
+    rng = np.random.default_rng(54)
+    code = np.concatenate([rng.integers(0, 0x7F, (32, 40)), rng.integers(0, 20, (32, 40))], axis=1)
+    code = code.astype(np.uint8) | (rng.integers(0, 2, code.shape) << 7).astype(np.uint8)
+    code[1:, :9] = 0
+    code[:, 9] = 0x80
+    found = exact_product.Sizes.of(code, MODELS["SM90_E4M3"])
+    native = exact_product.Sizes.of(code, MODELS["SM120_E4M3"])
+    for x in range(code.shape[1]):
+        v = [Fraction(value) for value in values(code[:, x])]
+        square = sum(value * value for value in v)
+        assert square <= Fraction(float(found.norm[x])) ** 2 <= square * (1 + Fraction(1, 2**30))
+        normal = [max(abs(value), Fraction(1, 64)) if value else value for value in v]
+        square = sum(value * value for value in normal)
+        assert square <= Fraction(float(native.norm[x])) ** 2 <= square * (1 + Fraction(1, 2**30))
+        bit = int(found.low_bit[x])
+        if not any(v):
+            assert (found.norm[x], found.units[x]) == (0, 1)
+            assert bit > 500  # the other vectors' least bits decide
+            continue
+        integers = [value / Fraction(2) ** bit for value in v]
+        assert all(value.denominator == 1 for value in integers)
+        assert any(value.numerator % 2 for value in integers)
+        assert native.low_bit[x] == bit
+        units = float(found.norm[x]) / 2.0**bit
+        assert found.units[x] == units >= 1
+    joined = found.joined()
+    assert joined.low_bit == found.low_bit.min()
+    norm = math.sqrt(math.fsum((found.norm**2).tolist()))
+    assert norm <= joined.norm <= norm * (1 + 2.0**-30)
+
+
+@pytest.mark.parametrize("name", ["SM90_E4M3", "SM90_F16", "SM90_BF16"])
+def test_what_is_not_finite_has_no_size(name):
+    form = MODELS[name].operands
+    code = np.full((4, 3), 1 << form.fraction_bits, form.dtype)
+    code[2, 1] = form.nan
+    norm = exact_product.Sizes.of(code, MODELS[name]).norm
+    bf16 = form is minifloat.BF16  # its products can fall below float32
+    assert np.isinf(norm).tolist() == [bf16, True, bf16]
+
+
+@pytest.mark.parametrize("shape", [(3, 60, 50), (2, 5, 7), (1, 1, 3000), (1, 3000, 1)])
+def test_every_pair_that_reaches_the_limit_is_found(shape):
+    """Sizes are powers of two, so that many pairs reach the limit exactly."""
+    t, m, n = shape
+    for seed, most in enumerate([8, 12, 16, 24, 24, 24]):
+        rng = np.random.default_rng(seed)
+        a, b = (np.exp2(rng.integers(0, most + 1, (t, x))) for x in (m, n))
+        a[0] = 1
+        for limit in (2.0**24, 0.0):
+            found = np.zeros(shape, bool)
+            for pairs in exact_product.pairs_above(a, b, limit):
+                found[np.ix_(*pairs)] = True
+            assert found[a[:, :, None] * b[:, None, :] >= limit].all()
+    assert not list(exact_product.pairs_above(a[:, :0], b, 2.0**24))
+
+
+def test_pairs_below_the_limit_are_left_out():
+    small, large = np.full((1, 64), 2.0**4), np.full((1, 64), 2.0**4)
+    assert not list(exact_product.pairs_above(small, large, 2.0**24))
+    large[0, 5] = 2.0**20
+    for a, b, want in ((small, large, (64, 1)), (large, small, (1, 64))):
+        ((_, rows, columns),) = exact_product.pairs_above(a, b, 2.0**24)
+        assert (len(rows), len(columns)) == want
+    ((_, rows, columns),) = exact_product.pairs_above(large, large, 2.0**40)
+    assert (rows.tolist(), columns.tolist()) == ([5], [5])
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
