@@ -191,6 +191,16 @@ def test_tiles_and_batches_don_t_change_bits():
         assert bits(one)[0, 0] == bits(d[i, j])[row, column]
 
 
+@pytest.mark.parametrize("batched", ["a", "b", "c"])
+def test_one_operand_alone_may_be_a_batch(batched):
+    one = np.full((32, 32), 0x38, np.uint8)
+    args: dict[str, Any] = {"a": one, "b": one, "c": np.ones((32, 32), np.float32)}
+    args[batched] = np.broadcast_to(args[batched], (5, 1, 32, 32))
+    d = mma(**args)
+    assert d.shape == (5, 1, 32, 32)
+    assert (d == 33).all()
+
+
 def test_nan_reaches_its_row_and_column_alone():
     a, b = np.full((4, 64), 0x38, np.uint8), np.full((64, 5), 0x38, np.uint8)
     c = np.zeros((4, 5), np.float32)
@@ -525,6 +535,36 @@ def test_the_least_rows_whose_alignment_cuts_are_not_taken_for_exact(name):
     unit = 2.0**-6 if PUBLISHED[name].operands is minifloat.E4M3 else 1.0
     got = one_dot(MODELS[name], [unit * v for v in x], [unit * v for v in y])
     assert got == unit * unit * 2.0 ** (n - 2)
+
+
+@pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if p.inside])
+def test_an_accumulator_of_less_than_a_unit_is_not_taken_for_exact(name):
+    """32 * 32 + 1 - (1 + 2^-(n-4)) in one element of many: the alignment cuts the accumulator to -1.
+    An exact sum, once truncated, is below 1024."""
+    model = MODELS[name]
+    x = np.zeros((3, model.step), np.float32)
+    x[:, 0], x[:, 1] = 32, 1
+    code = minifloat.encode(x, model.operands).view(OPERANDS[model.operands.name])
+    c = np.zeros((3, 7), np.float32)
+    c[1, 5] = -(1 + 2.0 ** (4 - PUBLISHED[name].bits[0]))
+    want = np.full((3, 7), 1025)
+    want[1, 5] = 1024
+    assert np.array_equal(mma(code, code[[0] * 7].T, c, model=model), want)
+
+
+@pytest.mark.parametrize("name", ["SM90_F16", "SM90_E4M3_AS_F16", "SM120_E4M3", "SM90_WGMMA_E4M3"])
+def test_multiples_of_the_unit_take_the_exact_path(name, monkeypatch):
+    """Integers of a few bits and integers as accumulators, 0 and 1 and large ones."""
+    model, rng = MODELS[name], np.random.default_rng(55)
+    x, y = (rng.integers(1, 4, s).astype(np.float32) for s in ((6, 64), (64, 6)))
+    c = np.array([0, 1, -1, 63, -500, 2000] * 6, np.float32).reshape(6, 6)
+    a, b = (minifloat.encode(v, model.operands).view(OPERANDS[model.operands.name]) for v in (x, y))
+
+    def refused(*arguments):
+        raise AssertionError("a sum was aligned")
+
+    monkeypatch.setattr(tensor_core, "aligned_sum", refused)
+    assert np.array_equal(mma(a, b, c, model=model), x @ y + c)
 
 
 @pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if not p.inside])
