@@ -538,9 +538,9 @@ def test_the_least_rows_whose_alignment_cuts_are_not_taken_for_exact(name):
 
 
 @pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if p.inside])
-def test_an_accumulator_of_less_than_a_unit_is_not_taken_for_exact(name):
-    """32 * 32 + 1 - (1 + 2^-(n-4)) in one element of many: the alignment cuts the accumulator to -1.
-    An exact sum, once truncated, is below 1024."""
+def test_an_accumulator_with_bits_below_the_unit_is_not_taken_for_exact(name):
+    """32 * 32 + 1 - (1 + 2^-(n-4)) in one element of many: the alignment cuts the accumulator to
+    -1. An exact sum, once truncated, is below 1024."""
     model = MODELS[name]
     x = np.zeros((3, model.step), np.float32)
     x[:, 0], x[:, 1] = 32, 1
