@@ -347,3 +347,35 @@ def test_it_is_what_the_derivation_says(source, scale, out_scale, schedule, mach
     want = derived(query[0, 0], keys, ids >= 0, *scales, schedule, instruction)
     for got, expected in zip(limit, want, strict=True):
         np.testing.assert_allclose(got[0, 0], expected, rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("out_scale", "row_is_bounded", "latent_is_bounded"),
+    [
+        (float.fromhex("0x1.fdp127"), True, True),
+        (float.fromhex("0x1.fep127"), True, False),  # the largest BF16
+        (float.fromhex("0x1.fffp127"), True, False),
+        (float.fromhex("0x1.fffffep127"), False, False),  # the largest float32
+        (-float.fromhex("0x1.fdp127"), True, True),
+        (-float.fromhex("0x1.fep127"), True, False),
+        (-float.fromhex("0x1.fffffep127"), False, False),
+    ],
+)
+def test_an_output_that_may_overflow_has_no_bound(out_scale, row_is_bounded, latent_is_bounded):
+    """One key of ones, so that the row is the scale."""
+    one = np.full((1, 576), 0x38, np.uint8)
+    rows, valid = np.zeros((1, 1), np.int32), np.ones(1, np.int32)
+    limit = bounds(one[None], one, rows, valid, scale_log2=2.0**-9, out_scale=out_scale)
+    assert np.isfinite(limit.row).all() == row_is_bounded
+    assert np.isfinite(limit.latent).all() == latent_is_bounded
+    for part, bounded in ((limit.row, row_is_bounded), (limit.latent, latent_is_bounded)):
+        assert (np.isinf(part) != bounded).all()
+
+
+def test_zeros_may_be_off_by_the_least_numbers():
+    """Values of zero: one unit of float32's subnormals, and half a unit of BF16's after that."""
+    zero = np.zeros((1, 576), np.uint8)
+    rows, valid = np.zeros((1, 1), np.int32), np.ones(1, np.int32)
+    limit = bounds(zero[None], zero, rows, valid, scale_log2=1.0, out_scale=1.0)
+    assert (limit.row == 2.0**-149).all()
+    assert (limit.latent == 2.0**-149 + 2.0**-134).all()
