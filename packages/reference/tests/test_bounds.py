@@ -379,3 +379,22 @@ def test_zeros_may_be_off_by_the_least_numbers():
     limit = bounds(zero[None], zero, rows, valid, scale_log2=1.0, out_scale=1.0)
     assert (limit.row == 2.0**-149).all()
     assert (limit.latent == 2.0**-149 + 2.0**-134).all()
+
+
+def test_errors_as_large_as_the_sum_have_no_bound():
+    """Logits from small to so large that their error alone doubles the sum: from there on neither
+    the row nor the LSE has a bound, and before it both have one that grows."""
+    one = np.full((1, 576), 0x38, np.uint8)
+    rows, valid = np.zeros((1, 1), np.int32), np.ones(1, np.int32)
+    limits = [
+        bounds(one[None], one, rows, valid, scale_log2=float(scale), out_scale=1.0)
+        for scale in np.exp2(np.arange(0, 16, 0.25))
+    ]
+    row = np.array([limit.row.max() for limit in limits])
+    lse = np.array([limit.lse.max() for limit in limits])
+    bounded = np.isfinite(row)
+    assert 10 < bounded.sum() < 60
+    assert np.array_equal(np.isfinite(lse), bounded)
+    assert (np.diff(row[bounded]) > 0).all()
+    assert (row[~bounded] == np.inf).all()
+    assert (lse[~bounded] == np.inf).all()

@@ -591,6 +591,31 @@ def test_a_sum_of_the_largest_significands_does_not_overflow(name, exact_sum):
     assert one_dot(MODELS[name], x, [-v for v in x], -c) == -want
 
 
+@pytest.mark.parametrize(
+    "name",
+    [n for n, p in PUBLISHED.items() if p.inside and p.operands is not minifloat.BF16],
+)
+def test_the_exponent_of_a_subnormal_operand(name, exact_sum):
+    """The product of the least subnormal by itself, with a C four times as large: all of C's bits
+    count, unless the operands keep the least exponent of their format. BF16's product would be
+    below float32."""
+    published = PUBLISHED[name]
+    least = float(minifloat.decode(np.array([1], published.operands.dtype), published.operands)[0])
+    c = 4 * least * least * (1 + 2.0**-23)
+    fraction_bits, output_bits = published.bits
+    want = c
+    for x in ([least], [0.0])[: len(published.sums)]:
+        want = exact_sum(
+            x,
+            x,
+            want,
+            fraction_bits=fraction_bits,
+            output_bits=output_bits,
+            least=published.least,
+        )
+    assert one_dot(MODELS[name], [least], [least], c) == want
+
+
 @pytest.mark.parametrize("output_bits", [13, 23])
 def test_truncation_to_float32(output_bits, rounded):
     rng = np.random.default_rng(53)
