@@ -243,9 +243,12 @@ def derived(
     top, top_error = max(s[j] for j in live), max(s_error[j] for j in live)
 
     ex2_error = 2.0**-23 * (math.log(2) + 1.5) * SLACK
-    exponent, ex2s, r = {}, {}, {}
+    exponent: dict[int, float] = {}
+    ex2s: dict[int, int] = {}
+    r: dict[int, float] = {}
     for part in schedule.parts(len(s)):
-        m, before_it = -math.inf, []
+        m = -math.inf
+        before_it: list[int] = []
         for start in range(part.start, part.stop, schedule.chunk):
             chunk = [j for j in live if start <= j < min(start + schedule.chunk, part.stop)]
             raised = max([m, *(s[j] for j in chunk)])
@@ -344,9 +347,10 @@ def test_it_is_what_the_derivation_says(source, scale, out_scale, schedule, mach
     ids = rows[0, schedule.order(count)]
     keys = np.where((ids >= 0)[:, None], kv[ids], np.uint8(0))
     scales = float(np.float32(scale)), float(np.float32(out_scale))
-    want = derived(query[0, 0], keys, ids >= 0, *scales, schedule, instruction)
-    for got, expected in zip(limit, want, strict=True):
-        np.testing.assert_allclose(got[0, 0], expected, rtol=1e-8, atol=0)
+    row, latent, lse = derived(query[0, 0], keys, ids >= 0, *scales, schedule, instruction)
+    np.testing.assert_allclose(limit.row[0, 0], row, rtol=1e-8, atol=0)
+    np.testing.assert_allclose(limit.latent[0, 0], latent, rtol=1e-8, atol=0)
+    np.testing.assert_allclose(limit.lse[0, 0], lse, rtol=1e-8, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -662,10 +662,10 @@ def test_infinities_and_nan_follow_ieee(dtype):
         for k, (x, y) in changes.items():
             a[k], b[k] = x, y
         want = NAN if np.isnan(expected) else bits(np.array(expected, np.float32))
-        for x, y in ((a, b), (b, a)):
+        for left, right in ((a, b), (b, a)):
             d = mma(
-                x.astype(dtype)[None],
-                y.astype(dtype)[:, None],
+                left.astype(dtype)[None],
+                right.astype(dtype)[:, None],
                 np.array([[c]], np.float32),
                 model=model,
             )
