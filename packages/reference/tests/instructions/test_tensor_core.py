@@ -525,16 +525,14 @@ def one_dot(model: Model, x: list[float], y: list[float], c: float = 0.0) -> flo
 
 @pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if p.inside])
 def test_the_least_rows_whose_alignment_cuts_are_not_taken_for_exact(name):
-    """2^(n+1) + 1 - (2^(n+1) - 2^(n-2)) with n bits below the largest exponent: the alignment cuts
-    the 1, and the sizes of row and column multiply to less than 2^(n+2)."""
+    """2^(n+1) - 1 with n bits below the largest exponent: the alignment cuts the 1, and an exact
+    sum would be truncated to less. The sizes of row and column multiply to little over 2^(n+1)."""
     n = PUBLISHED[name].bits[0]
     high, low = n // 2 + 1, (n + 1) // 2
-    x = [2.0**high, 1, 2.0**high]
-    y = [2.0**low, 1, -(2.0**low - 2.0 ** (low - 3))]
     assert high + low == n + 1
     unit = 2.0**-6 if PUBLISHED[name].operands is minifloat.E4M3 else 1.0
-    got = one_dot(MODELS[name], [unit * v for v in x], [unit * v for v in y])
-    assert got == unit * unit * 2.0 ** (n - 2)
+    got = one_dot(MODELS[name], [unit * 2.0**high, unit], [unit * 2.0**low, -unit])
+    assert got == unit * unit * 2.0 ** (n + 1)
 
 
 @pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if p.inside])
@@ -569,10 +567,11 @@ def test_multiples_of_the_unit_take_the_exact_path(name, monkeypatch):
 
 @pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if not p.inside])
 def test_the_least_rows_that_round_are_not_taken_for_exact(name):
-    """4096^2 + 3 in units of 2^-18 is truncated to 4096^2 + 2; float32 sums give 4096^2 or + 4.
-    The sizes of row and column multiply to 2^24 + 3."""
-    x = [8.0, 2.0**-9, 0.0, 0.0, 2.0**-9, 2.0**-9]
-    assert one_dot(MODELS[name], x, x) == (4096**2 + 2) * 2.0**-18
+    """4096^2 + 3 in units of 2^-18 is truncated to 4096^2 + 2; a float32 sum gives 4096^2 + 4. The
+    sizes of row and column multiply to little over 2^24."""
+    least = 2.0**-9
+    got = one_dot(MODELS[name], [8.0, 3 * least], [8.0, least])
+    assert got == (4096**2 + 2) * least**2
 
 
 @pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if p.inside])
