@@ -104,7 +104,7 @@ def page(text: str) -> str:
         if len(pattern.findall(text)) != 1:
             raise ValueError(f"contract.md must hold {begin} and {end} once, in this order")
         written = f"{begin}\n\n{table(prefix)}\n\n{end}"
-        text = pattern.sub(lambda _, written=written: written, text)
+        text = pattern.sub(written.replace("\\", r"\\"), text)
     return text
 
 

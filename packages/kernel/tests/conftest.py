@@ -40,7 +40,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def built() -> Built:
+def built(compiles: None) -> Built:
     from sparse_mla_kernel.host import build
 
     sizes = {"batch": 2, "heads": 16, "padded": 32, "width": 8}
@@ -62,7 +62,7 @@ def launch(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 @pytest.fixture(scope="session")
-def step_launcher() -> bytes:
+def step_launcher(compiles: None) -> bytes:
     """The object file of a whole step's launcher: 2 rows, 2 ranks of 8 heads, 8 keys a row."""
     from sparse_mla_kernel.dcp.build import step_entries
     from sparse_mla_kernel.host import build

@@ -72,5 +72,5 @@ def synthetic(few: list[Case]) -> Recording:
 
 
 @pytest.fixture(scope="session")
-def artifact(cases: dict[str, Case]):
+def artifact(cases: dict[str, Case], compiles: None):
     return cross_compiled(cases["normal/checkpoint"].signature, "sm_90a")

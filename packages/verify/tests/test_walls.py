@@ -78,7 +78,7 @@ FLOORS = (
     ("terminal", "measure", "peers"),
     ("evidence",),
     ("models", "gpu_runs"),
-    ("attribution", "black_box", "push", "hardware", "bench"),
+    ("attribution", "stage_trace", "black_box", "push", "hardware", "bench"),
     ("audit",),
     ("planted",),
 )
@@ -86,15 +86,15 @@ FLOORS = (
 
 def verify_imports():
     """Each file of verify, as room and stem, with the rooms and stems that it imports anywhere."""
-    folder = Path(importlib.import_module("sparse_mla_verify").__file__).parent
+    (home,) = importlib.import_module("sparse_mla_verify").__path__
+    folder = Path(home)
     files = {path.relative_to(folder).with_suffix("").parts: path for path in folder.rglob("*.py")}
     for own, path in files.items():
         found = set()
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-                "sparse_mla_verify."
-            ):
-                parts = tuple(node.module.split(".")[1:])
+            module = (isinstance(node, ast.ImportFrom) and node.module) or ""
+            if isinstance(node, ast.ImportFrom) and module.startswith("sparse_mla_verify."):
+                parts = tuple(module.split(".")[1:])
                 names = {(*parts, alias.name) for alias in node.names}
                 found |= {name if name in files else parts for name in names}
         yield own, found

@@ -20,7 +20,7 @@ BOX = MailboxLayout(padded=96, owner_heads=12, ranks=8, cap=5)
 
 
 @pytest.fixture(scope="module")
-def step() -> dict[str, Artifact]:
+def step(compiles: None) -> dict[str, Artifact]:
     return cross_compile_step(5, 256, BOX)
 
 
@@ -89,6 +89,7 @@ def test_every_wait_is_bounded(step: dict[str, Artifact], name: str) -> None:
     assert (clocks, reports) == (4, 2)
 
 
+@pytest.mark.compiler
 def test_latent_mode_has_none_of_it() -> None:
     artifact = cross_compile(5, 96, 96, 256, 5)
     assert "relaxed.sys" not in artifact.ptx
@@ -96,12 +97,14 @@ def test_latent_mode_has_none_of_it() -> None:
     assert count(artifact, r"barrier\.cluster\.wait") == 1
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_103a", "sm_120a"])
 def test_other_architectures(arch: str) -> None:
     for artifact in cross_compile_step(2, 64, MailboxLayout(16, 8, 2, 2), arch).values():
         assert f".target {arch}" in artifact.ptx
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("owner_heads", [1, 6, 16, 32])
 def test_other_sizes(owner_heads: int) -> None:
     ranks = {1: 16, 6: 8, 16: 8, 32: 4}[owner_heads]
@@ -110,6 +113,7 @@ def test_other_sizes(owner_heads: int) -> None:
         assert artifact.cubin.startswith(b"\x7fELF")
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("split", [1, 2, 8])
 def test_other_schedules(split: int) -> None:
     box = MailboxLayout(16, 8, 2, 2)

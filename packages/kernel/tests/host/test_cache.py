@@ -1,8 +1,14 @@
 """The cache on disk: what its key covers, and what becomes of a damaged entry."""
 
 import contextlib
+import ctypes
 import hashlib
+import importlib.metadata
+import importlib.util
+import io
 import json
+import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -10,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +104,16 @@ def test_versions_are_those_installed() -> None:
     assert {"nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base", "apache-tvm-ffi"} <= set(found)
 
 
+def test_every_package_that_compiles_or_launches_is_in_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"version of {name}")
+    names = {"nvidia-cutlass-dsl", "apache-tvm-ffi"} | {
+        f"nvidia-cutlass-dsl-libs-{part}" for part in ("base", "core", "cu12", "cu13")
+    }
+    assert cache._versions.__wrapped__() == {name: f"version of {name}" for name in names}
+
+
 @pytest.mark.parametrize("name", ["ptx/math.py", "kernels/low_latency/decode.py"])
 def test_any_byte_of_the_sources_counts(name: str, tmp_path: Path) -> None:
     package = Path(sparse_mla_kernel.__file__).parent
@@ -131,7 +148,7 @@ def test_where_entries_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert cache.folder() == Path("/xdg/sparse-mla")
     monkeypatch.setenv("SPARSE_MLA_CACHE_DIR", "~/here")
     assert cache.folder() == tmp_path / "here"
-    for off in ("0", "off", "False"):
+    for off in ("0", "off", "no", "False", "OFF"):
         monkeypatch.setenv("SPARSE_MLA_CACHE", off)
         assert cache.folder() is None
     monkeypatch.setenv("SPARSE_MLA_CACHE", "1")
@@ -142,6 +159,108 @@ def test_where_entries_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     )
     with pytest.raises(ValueError, match=says):
         cache.folder()
+
+
+def test_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError
+
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.delenv("SPARSE_MLA_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache.folder() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache.folder() == Path("/xdg/sparse-mla")
+
+
+def test_only_the_dsls_settings_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``CUTE_DSL_LIBS`` is in the key as the runtime library that it names."""
+    monkeypatch.setattr(cache, "runtime_library", lambda: None)
+    before = inputs()
+    monkeypatch.setenv("CUTE_DSL_LIBS", "/opt/libcute_dsl_runtime.so")
+    monkeypatch.setenv("CUTE_OTHER", "1")
+    assert inputs() == before
+    assert set(before) == {
+        *("format", "kernel", "arch", "sizes", "sources", "versions", "runtime", "host", "options")
+    }
+    monkeypatch.setenv("CUTE_DSL_LINEINFO", "1")
+    assert inputs()["options"] == before["options"] | {"CUTE_DSL_LINEINFO": "1"}
+
+
+@pytest.mark.parametrize(
+    ("driver", "found"), [(None, "cu13"), (14, "cu13"), (13, "cu13"), (12, "cu12"), (11, None)]
+)
+def test_the_runtime_library_is_the_newest_that_the_driver_supports(
+    driver: int | None, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "nvidia_cutlass_dsl"
+    for name in ("cu12", "cu13"):
+        (root / name / "lib").mkdir(parents=True)
+        (root / name / "lib" / "libcute_dsl_runtime.so").write_bytes(b"")
+    spec = SimpleNamespace(submodule_search_locations=[str(root)])
+    monkeypatch.delenv("CUTE_DSL_LIBS", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", {"nvidia_cutlass_dsl": spec}.get)
+    monkeypatch.setattr(cache, "_driver_cuda_major", lambda: driver)
+    path = cache.runtime_library()
+    assert path == (None if found is None else root / found / "lib" / "libcute_dsl_runtime.so")
+    assert cache._runtime_name(path) == found
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert cache.runtime_library() is None
+
+
+def test_the_name_of_another_runtime_library() -> None:
+    for path in ("/opt/cu13/lib/libcute_dsl_runtime.so", "/libcute_dsl_runtime.so", "x.so"):
+        assert cache._runtime_name(Path(path)) == path
+
+
+def test_other_libraries_in_the_dsls_setting_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = os.pathsep.join(("/opt/libother.so", "/opt/libcute_dsl_runtime.so"))
+    monkeypatch.setenv("CUTE_DSL_LIBS", both)
+    assert cache.runtime_library() == Path("/opt/libcute_dsl_runtime.so")
+
+
+@pytest.mark.parametrize(
+    ("answer", "major"), [((0, 13000), 13), ((0, 12999), 12), ((1, 13020), None), (None, None)]
+)
+def test_the_cuda_version_of_the_driver(
+    answer: tuple[int, int] | None, major: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def library(name: str) -> SimpleNamespace:
+        assert name == "libcuda.so.1"
+        if answer is None:
+            raise OSError("no driver")
+
+        def version(out: Any) -> int:
+            out._obj.value = answer[1]
+            return answer[0]
+
+        return SimpleNamespace(cuDriverGetVersion=version)
+
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    assert cache._driver_cuda_major.__wrapped__() == major
+
+
+def test_the_host_is_told_apart_by_its_cpus_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    def host(cpuinfo: str | None) -> str:
+        def opened(path: str, **_: object) -> io.StringIO:
+            assert path == "/proc/cpuinfo"
+            if cpuinfo is None:
+                raise OSError
+            return io.StringIO(cpuinfo)
+
+        monkeypatch.setattr(cache, "open", opened, raising=False)
+        return cache._host.__wrapped__()
+
+    x86 = host("model name\t: x\nflags\t\t: avx2 fma\nflags\t\t: sse\n")
+    assert x86.startswith(f"{sys.platform} {platform.machine()} ")
+    assert x86 == host("flags\t\t: fma avx2\n")  # in any order
+    others = {x86, host("flags\t\t: avx2 fma avx512f\n"), host("Features\t: asimd\n"), host("")}
+    assert len(others) == 4
+    monkeypatch.setattr(platform, "processor", lambda: "arm")
+    assert host(None) == host("")
+    assert host(None) not in others
 
 
 # ---- keeping and finding ------------------------------------------------------------------------
@@ -185,11 +304,61 @@ def test_a_warm_process_does_without_the_dsl(root: Path, built: Any) -> None:
     assert done.stdout.split() == ["Function", "False"]
 
 
+@pytest.mark.parametrize("linker", ["ld", "ld.lld", "cc", "gcc", "clang"])
+def test_any_linker_will_do(linker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one that is installed links the launcher to the DSL's runtime and to TVM-FFI."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **given: object) -> SimpleNamespace:
+        assert given == {"capture_output": True, "check": False}
+        commands.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(shutil, "which", {linker: f"/usr/bin/{linker}"}.get)
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(cache, "runtime_library", lambda: Path("/dsl/runtime.so"))
+    assert cache._link(tmp_path / "a.o", tmp_path / "a.so")
+    tool, shared, alone, out, target, source, *needs = commands[0]
+    assert tool == f"/usr/bin/{linker}"
+    assert [shared, alone, out, target] == ["-shared", "-nostdlib", "-o", str(tmp_path / "a.so")]
+    assert source == str(tmp_path / "a.o")
+    assert needs[0] == "/dsl/runtime.so"
+    assert Path(needs[1]).name.startswith("libtvm_ffi")
+    monkeypatch.setattr(cache, "runtime_library", lambda: None)
+    assert not cache._link(tmp_path / "a.o", tmp_path / "a.so")
+
+
+def test_a_linker_that_fails(root: Path, built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry then holds the object file, as on a computer without a linker."""
+    monkeypatch.setattr(cache, "_LINKERS", ("no-such-linker", "false"))
+    assert built.keep(inputs())
+    names = {path.name for path in (root / cache.key(inputs())).iterdir()}
+    assert names == {"launcher.o", "kernel.ptx", "kernel.cubin", "manifest.json"}
+
+
+def test_the_folder_is_its_owners_alone(root: Path, built: Any) -> None:
+    """Entries hold code that is run."""
+    assert not root.parent.joinpath("cache").exists()
+    assert built.keep(inputs())
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert cache.holds(inputs())
+    assert not cache.holds(inputs(batch=3))
+
+
+def test_the_folders_above_are_made(
+    tmp_path: Path, built: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSE_MLA_CACHE_DIR", str(tmp_path / "a" / "b"))
+    assert built.keep(inputs())
+    assert cache.holds(inputs())
+
+
 def test_off(root: Path, built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert built.keep(inputs())
     monkeypatch.setenv("SPARSE_MLA_CACHE", "0")
     assert cache.find(inputs()) is None
     assert not built.keep(inputs(batch=3))
+    assert not cache.holds(inputs())
     assert len(list(root.iterdir())) == 1
 
 
@@ -299,7 +468,7 @@ def test_writers_and_readers_at_once(root: Path, built: Any) -> None:
 
 @pytest.fixture
 def cross(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Compile for sm_90a, whatever machine this is; the names of what is compiled."""
+    """Compile for sm_90a, whatever computer this is; the names of what is compiled."""
     compiled: list[str] = []
     compile_entry = build.compile_entry
 

@@ -107,5 +107,6 @@ def test_sizes_are_told_apart_by_every_field() -> None:
         assert asdict(other) != asdict(sizes)
 
 
+@pytest.mark.compiler
 def test_the_same_source_gives_the_same_machine_code() -> None:
     assert cross_compile(**SIZES).code_sha256 == cross_compile(**SIZES).code_sha256

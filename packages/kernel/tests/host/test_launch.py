@@ -1,7 +1,7 @@
 """Every wrong argument of a launch is an error that names it, and nothing is launched.
 
 ``run_sparse`` leaves to the compiled launcher what that checks anyway. So the launcher is tested
-too, with tensors that say that they are on a GPU: a machine without one launches nothing.
+too, with tensors that say that they are on a GPU: a computer without one launches nothing.
 """
 
 import re
@@ -14,14 +14,17 @@ import torch
 
 from sparse_mla_kernel import (
     BASE,
+    LOW_LATENCY,
     Artifact,
     CompiledSparse,
     DcpMailbox,
     MailboxLayout,
     PeerTimeoutError,
+    Schedule,
     run_sparse,
     sparse_decode,
 )
+from sparse_mla_kernel.host import launch as launch_module
 from sparse_mla_kernel.mailbox.device import DeviceMailbox
 
 BATCH, HEADS, PADDED, WIDTH, CAP, N = 2, 16, 32, 8, 3, 5
@@ -387,6 +390,82 @@ def test_decode_with_a_missing_dimension(name: str, says: str) -> None:
         )
 
 
+# ---- sparse_decode, with a stand-in for the compiled kernel --------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """The sizes and schedules that kernels were asked for; the kernels write ones."""
+
+    def known(*sizes: Any, schedule: Schedule) -> CompiledSparse:
+        asked.append((*sizes, schedule))
+        batch, heads, padded, width, cap, device = sizes
+        return replace(
+            KERNEL,
+            batch=batch,
+            heads=heads,
+            padded=padded,
+            width=width,
+            cap=cap,
+            device=device,
+            schedule=schedule,
+            launch=write,
+        )
+
+    def write(*given: Any) -> None:
+        for out in given[4:6]:
+            out[:, : asked[-1][1]] = 1.0
+
+    asked: list[tuple] = []
+    monkeypatch.setattr(launch_module, "_known", known)
+    return asked
+
+
+def decode(**change: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    named = arguments() | {"scale_log2": 0.1, "out_scale": 1.0} | change
+    return sparse_decode(**{name: x for name, x in named.items() if name not in ("latent", "lse")})
+
+
+def test_decode_allocates_the_results(asked: list[tuple]) -> None:
+    named = {"rows": zeros(CAP, WIDTH, dtype=torch.int32), "valid": zeros(CAP, dtype=torch.int32)}
+    latent, lse = decode(**named)
+    assert asked == [(CAP, PADDED, PADDED, WIDTH, CAP, torch.device("cpu"), BASE)]
+    assert (latent.shape, latent.dtype) == ((CAP, PADDED, 512), torch.bfloat16)
+    assert (lse.shape, lse.dtype) == ((CAP, PADDED), torch.float32)
+    assert (latent == 1).all()
+    assert (lse == 1).all()
+
+
+def test_heads_that_are_not_used(asked: list[tuple]) -> None:
+    """They have a row of zeros and an LSE of minus infinity; the kernel does not write them."""
+    named = {"rows": zeros(CAP, WIDTH, dtype=torch.int32), "valid": zeros(CAP, dtype=torch.int32)}
+    latent, lse = decode(**named, heads=HEADS, schedule=LOW_LATENCY)
+    assert asked == [(CAP, HEADS, PADDED, WIDTH, CAP, torch.device("cpu"), LOW_LATENCY)]
+    assert (latent[:, :HEADS] == 1).all()
+    assert (lse[:, :HEADS] == 1).all()
+    assert latent[:, HEADS:].view(torch.int16).unique().tolist() == [0]
+    assert lse[:, HEADS:].unique().tolist() == [-torch.inf]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"heads": 16.0}, "heads must be an int, got 16.0 (float)"),
+        ({"heads": True}, "heads must be an int, got True (bool)"),
+        (
+            {"schedule": "base"},
+            "schedule must be a sparse_mla_kernel.Schedule, got builtins.str",
+        ),
+    ],
+)
+def test_what_equals_a_known_size_is_still_refused(
+    change: dict[str, object], says: str, asked: list[tuple]
+) -> None:
+    with pytest.raises(TypeError, match=exactly(says)):
+        decode(**change)
+    assert asked == []
+
+
 # ---- push mode ----------------------------------------------------------------------------------
 
 PUSHED = replace(KERNEL, push=(8, 2, CAP))
@@ -403,8 +482,9 @@ def push_arguments() -> dict[str, Any]:
 
 def test_push_mode_needs_a_mailbox() -> None:
     says = exactly("push must be this rank's DcpMailbox, got None")
-    with pytest.raises(TypeError, match=says):
-        run_sparse(PUSHED, **push_arguments())
+    for given in (push_arguments(), arguments()):
+        with pytest.raises(TypeError, match=says):
+            run_sparse(PUSHED, **given)
 
 
 def test_latent_mode_takes_no_mailbox(stand_in: Callable[..., DcpMailbox]) -> None:

@@ -1,6 +1,7 @@
 """Which batches run this kernel, and by which schedule."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,18 @@ def test_malformed_tables(entry: str) -> None:
 def test_sizes_are_ints() -> None:
     with pytest.raises(TypeError, match=r"^rows must be an int, got 1\.0 \(float\)$"):
         sparse_for(1.0, 96, 96)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["rows", "gathered", "padded"])
+def test_every_size_is_an_int(name: str) -> None:
+    sizes: dict[str, Any] = {"rows": 1, "gathered": 96, "padded": 96} | {name: 96.0}
+    with pytest.raises(TypeError, match=rf"^{name} must be an int, got 96\.0 \(float\)$"):
+        sparse_for(**sizes)
+
+
+def test_the_largest_batch_has_a_place_in_a_table() -> None:
+    assert parse_table("65535:sparse") == {65535: "sparse"}
+    assert parse_schedules("65535x16:base") == {16: {65535: BASE}}
 
 
 def test_a_table_is_text() -> None:

@@ -10,6 +10,7 @@ from sparse_mla_kernel.kernels.base.layout import THREADS, shared_layout
 SIZES: dict[str, Any] = {"batch": 2, "heads": 32, "padded": 48, "width": 128, "cap": 4}
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a", "sm_120a"])
 def test_compiles_without_a_gpu(arch: str) -> None:
     artifact = cross_compile(**SIZES, arch=arch)
@@ -19,6 +20,7 @@ def test_compiles_without_a_gpu(arch: str) -> None:
     assert f".reqntid {THREADS}" in artifact.ptx
 
 
+@pytest.mark.compiler
 def test_nothing_spills() -> None:
     artifact = cross_compile(**SIZES)
     sass = artifact.sass()
@@ -27,6 +29,7 @@ def test_nothing_spills() -> None:
     assert ".local" not in artifact.ptx
 
 
+@pytest.mark.compiler
 def test_emulated_and_native_mma() -> None:
     """Hopper has no E4M3 mma.sync: its assembler multiplies in FP16. Blackwell's sm_120 has one."""
     hopper, blackwell = (cross_compile(**SIZES, arch=arch).sass() for arch in ("sm_90a", "sm_120a"))
@@ -44,6 +47,7 @@ def test_the_merge_mailbox_holds_every_partial(split: int, chunk: int) -> None:
     assert layout.size <= 227 * 1024
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("schedule", [Schedule(split=8, chunk=32, qk_chains=3), Schedule(split=1)])
 def test_other_schedules_compile(schedule: Schedule) -> None:
     assert (

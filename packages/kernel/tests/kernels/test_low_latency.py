@@ -12,6 +12,7 @@ from sparse_mla_kernel.kernels.low_latency.layout import shared_layout
 SIZES: dict[str, Any] = {"batch": 2, "heads": 32, "padded": 48, "width": 128, "cap": 4}
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a", "sm_120a"])
 def test_compiles_without_a_gpu(arch: str) -> None:
     sass = cross_compile(**SIZES, arch=arch, schedule=LOW_LATENCY).sass()
@@ -19,6 +20,7 @@ def test_compiles_without_a_gpu(arch: str) -> None:
     assert "QMMA" not in sass
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(("batch", "heads"), [(1, 48), (40, 96)])
 @pytest.mark.parametrize("split", [2, 4, 8])
 def test_nothing_spills(split: int, batch: int, heads: int) -> None:

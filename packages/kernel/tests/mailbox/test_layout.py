@@ -3,6 +3,7 @@
 import pytest
 
 from sparse_mla_kernel import MailboxLayout
+from sparse_mla_kernel.mailbox import layout
 
 
 @pytest.mark.parametrize(
@@ -47,3 +48,18 @@ def test_the_layout() -> None:
         assert end <= start < end + 256
         end = start + size
     assert end <= box.size < end + 256
+
+
+def test_the_last_region_has_a_word_of_each_rank() -> None:
+    box = MailboxLayout(65, 1, 65, 1)
+    assert box.size - box.dropped == 512  # 65 words of 4 bytes, up to a multiple of 256
+    assert MailboxLayout(64, 1, 64, 1).size - MailboxLayout(64, 1, 64, 1).dropped == 256
+
+
+def test_the_words_of_a_mailbox() -> None:
+    """The bits that docs/push.md names, and the places in the device state that kernels address."""
+    assert (layout.QUERY_SENTINEL, layout.LSE_SENTINEL) == (0xFFFFFFFF, 0xFFFFFFFF)
+    assert layout.PAYLOAD_SENTINEL == 0x80000000
+    assert layout.EMPTY_LSE_BITS == 0xFF61B1E6
+    assert layout.EMPTY_LSE == -3.0000000054977558e38  # the float32 nearest to -3.0e38
+    assert (layout.EPOCH, layout.TICKET, layout.LOST, layout.STATE_WORDS) == (0, 1, 2, 4)

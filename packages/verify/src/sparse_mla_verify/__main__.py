@@ -41,6 +41,7 @@ COMMANDS = {
     "push group": Command("push.group", "main", "check push mode, with a process for each GPU"),
     "guarded": Command("gpu_runs.guarded", "main", "look for reads outside the cache, which fault"),
     "sanitize": Command("gpu_runs.sanitize", "main", "run briefly, for compute-sanitizer"),
+    "stages": Command("stage_trace.command", "main", "find the stage of a differing bit"),
     "variants": Command("planted.variants", "main", "run kernels with planted faults on the GPU"),
 }
 

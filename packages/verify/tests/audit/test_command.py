@@ -122,6 +122,7 @@ def test_an_unknown_family_is_refused(capsys):
     assert "abnormal" in capsys.readouterr().err
 
 
+@pytest.mark.compiler
 def test_without_gpu_and_recording_the_code_alone_is_checked(offline, tmp_path, monkeypatch, few):
     monkeypatch.setattr(recordings, "shipped", lambda schedule="base": None)
     monkeypatch.setattr(command, "all_cases", lambda *_, **__: (few[0],))
@@ -180,6 +181,7 @@ def test_a_time_budget_leaves_out_the_dearest(offline, tmp_path, synthetic, few)
     assert any(note.startswith("left out: pushed-steps") for note in plain["notes"])
 
 
+@pytest.mark.compiler
 def test_the_report_shows_attributions_and_trials(tmp_path, monkeypatch, capsys, cases):
     case = cases["hugely-negative/around"]
     monkeypatch.setattr(command, "gpu_name", lambda: None)

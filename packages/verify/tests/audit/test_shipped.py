@@ -89,6 +89,7 @@ def test_the_page_of_claims_shows_every_recorded_one():
     assert all(o.status == "pass" for recording in shown.values() for o in recording.outcomes)
 
 
+@pytest.mark.compiler
 def test_todays_source_compiles_to_the_recorded_cubins(recording, cases, schedule):
     """One of the base schedule, as `nox -s audit` does all; all of the low-latency schedule; one of
     each kind of its other splits.
@@ -106,6 +107,7 @@ def test_the_gpu_s_checks_compared_what_they_have_to(recording):
     }
 
 
+@pytest.mark.compiler
 @pytest.mark.slow
 def test_todays_source_compiles_to_every_recorded_cubin(recording):
     assert compiled_as_recorded(recording, recording.signatures())

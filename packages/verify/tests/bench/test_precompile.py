@@ -1,3 +1,4 @@
+import pytest
 from rich.console import Console
 
 from sparse_mla_kernel import BASE
@@ -47,6 +48,7 @@ def test_what_is_timed_is_compiled_before(tmp_path, monkeypatch, capsys):
     assert len(seen) == 4
 
 
+@pytest.mark.compiler
 def test_processes_compile_into_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARSE_MLA_CACHE_DIR", str(tmp_path))
     shapes = [(1, 16, 8), (2, 16, 8)]

@@ -31,6 +31,7 @@ def shipped():
     return load(SHIPPED)
 
 
+@pytest.mark.compiler
 def test_the_shipped_run_is_of_todays_code(shipped):
     """At the checkpoint, on every schedule; what runs is compiled here again."""
     point = shipped.at(CHECKPOINT)

@@ -135,6 +135,7 @@ def test_a_mark_with_a_value_hands_the_value_to_the_lap():
     assert stamps.Mark("f.py", "f", "ids", "g()", "row_id").statement == "lap(rT, 3, row_id)"
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     "name",
     [

@@ -31,6 +31,7 @@ def text(artifact):
     return Text(artifact.ptx, artifact.sass())
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a", "sm_120a"])
 def test_every_check_holds_on_every_architecture(cases, arch):
     found = check_structure(cross_compiled(cases["normal/checkpoint"].signature, arch))
@@ -87,6 +88,7 @@ PTX_FAULTS = [
 SCHEDULES = (BASE, LOW_LATENCY, LOW_LATENCY_4, LOW_LATENCY_2)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_cluster_barrier_is_needed(schedule):
     """Whichever `barrier.cluster` is left out, on some path something comes too early."""

@@ -47,6 +47,7 @@ def test_the_step_is_three_times_as_fast_as_collectives():
             assert times[baseline, mode] >= 3 * times["step", mode]
 
 
+@pytest.mark.compiler
 def test_todays_source_compiles_to_the_cubins_that_two_gpus_ran():
     """`nox -s audit` compiles all of them; these are among those of one GPU."""
     one, two = load(FOLDER / ONE), load(FOLDER / TWO)

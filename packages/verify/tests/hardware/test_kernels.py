@@ -33,6 +33,7 @@ def test_everything_that_is_compared_has_a_kernel():
     assert set(kernels.names()) == set(names_of(GROUPS))
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("name", kernels.names())
 def test_it_compiles_to_the_instruction(name):
     artifact = built(name)
@@ -46,6 +47,7 @@ def test_an_unknown_name_is_refused():
         kernels.build("sin")
 
 
+@pytest.mark.compiler
 def test_emulated_e4m3_unpacks_and_chains_from_zero():
     """What the model SM90_E4M3 says: two HMMA, the first from zero, then an FADD."""
     lines = [line for line in built("SM90_E4M3").sass().splitlines() if "HMMA" in line]
@@ -87,6 +89,7 @@ def test_todays_models_have_the_recorded_tables(recording):
     }
 
 
+@pytest.mark.compiler
 def test_todays_kernels_are_the_recorded_ones(recording):
     assert dsl_version() == recording.host.dsl
     assert {c.name: c.machine_code for c in recording.compared} == {

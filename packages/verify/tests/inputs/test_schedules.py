@@ -47,6 +47,7 @@ def test_a_case_has_other_bits_and_the_same_inputs_on_another_schedule():
     assert (predict(base)[0] != predict(low)[0]).any()
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize("rows", [5, 12])
 def test_the_low_latency_code_is_what_the_claims_say(rows):
     artifact = cross_compiled(Signature(rows, 96, 96, 1100, rows, LOW_LATENCY), "sm_90a")

@@ -283,6 +283,7 @@ def test_schedules_are_read_from_text():
 # The floor
 
 
+@pytest.mark.compiler
 def test_the_floor_is_an_empty_kernel_of_the_same_threads():
     ptx = floor.compile_empty(4, "sm_90a").__ptx__  # type: ignore[attr-defined]
     lines = [line.strip() for line in ptx.splitlines()]

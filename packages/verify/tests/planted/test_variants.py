@@ -41,6 +41,7 @@ def compiled(*folders):
     return done.stdout.split()
 
 
+@pytest.mark.compiler
 def test_every_variant_compiles_to_other_code(tmp_path):
     kernel = pytest.importorskip("sparse_mla_kernel")
     ours = Path(kernel.__file__).parents[1]

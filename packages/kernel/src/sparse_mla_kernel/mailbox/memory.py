@@ -17,6 +17,7 @@ from sparse_mla_kernel.checks import (
 )
 from sparse_mla_kernel.mailbox.device import DeviceMailbox
 from sparse_mla_kernel.mailbox.layout import (
+    EPOCH,
     LSE_SENTINEL,
     PAYLOAD_SENTINEL,
     QUERY_SENTINEL,
@@ -242,7 +243,7 @@ class DcpMailbox:
 
         Waits for the kernels on the current stream.
         """
-        return int(self._state[0].item()) & 0xFFFFFFFF
+        return int(self._state[EPOCH].item()) & 0xFFFFFFFF
 
     def check(self) -> None:
         """Raise if a kernel that has run waited for another rank in vain.

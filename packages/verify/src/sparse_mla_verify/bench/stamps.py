@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparse_mla_verify.processes.patched_kernel import copied_package, replaced
+from sparse_mla_verify.processes.patched_kernel import Change, copied_package, replaced
 
 #: The stages, in the order of their words in the output. The words of stages that a path does not
 #: have are 0.
@@ -138,15 +138,6 @@ class Mark:
         if self.value:
             return f"lap(rT, {number}, {self.value})"
         return f"lap(rT, {number})"
-
-
-@dataclass(frozen=True)
-class Change:
-    """In `file`, `old` (found once) becomes `new`."""
-
-    file: str
-    old: str
-    new: str
 
 
 MARKS = (

@@ -4,6 +4,8 @@ import importlib.util
 import os
 import shutil
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = "sparse_mla_kernel"
@@ -24,6 +26,23 @@ def replaced(source: str, old: str, new: str, where: str) -> str:
     if source.count(old) != 1:
         raise ValueError(f"{where} must have the line to patch once, got {source.count(old)} of it")
     return source.replace(old, new)
+
+
+@dataclass(frozen=True)
+class Change:
+    """In `file`, `old` (found once) becomes `new`."""
+
+    file: str
+    old: str
+    new: str
+
+
+def change_files(copy: Path, changes: Iterable[Change]) -> None:
+    """Make changes in the files of a copy. Raises ValueError as :func:`replaced`."""
+    for change in changes:
+        file = copy / change.file
+        where = f"{change.file}: {change.old!r}:"
+        file.write_text(replaced(file.read_text(), change.old, change.new, where))
 
 
 def environment(folder: Path) -> dict[str, str]:
