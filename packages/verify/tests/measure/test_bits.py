@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sparse_mla_verify.measure.bits import compare_bits
+from sparse_mla_verify.measure.bits import bits_of, compare_bits
 
 
 def floats(*values):
@@ -43,6 +43,19 @@ def test_a_comparison_shows_its_first_three_differences_in_full():
     )
     one = compare_bits("x", floats(2), floats(1))
     assert str(one.first[0]) == "[0]: expected 0x3F800000 (1), got 0x40000000 (2)"
+    least = compare_bits("x", np.array([1], np.uint32), floats(0))
+    assert str(least.first[0]).startswith("[0]: expected 0x00000000 (0), got 0x00000001 (1.4")
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_encodings_are_as_wide_as_the_elements(width):
+    found = bits_of(np.zeros((2, 3), f"i{width}") - 1)
+    assert (found.dtype, found.shape) == (np.dtype(f"u{width}"), (2, 3))
+    assert int(found[0, 0]) == 2 ** (8 * width) - 1
+
+
+def test_one_element_is_enough_to_be_the_same():
+    assert compare_bits("x", floats(1), floats(1)).same
 
 
 def test_nan_payloads_differ():

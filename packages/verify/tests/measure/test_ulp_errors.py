@@ -62,6 +62,8 @@ def test_errors_add_up():
     both = ulp_errors(bf16(1, 2, np.nan), np.array([1.5, 2, np.nan]))
     assert a + b == both
     assert a + UlpErrors() == a
+    assert UlpErrors() == UlpErrors((0,) * len(EDGES), 0.0, 0.0, 0, 0)
+    assert (a.mean, UlpErrors().mean) == (a.worst, 0.0)
     nan = ulp_errors(bf16(np.nan, np.nan), np.array([1.0, np.nan]))
     assert ((nan + nan).unordered, (nan + nan).matched) == (2, 2)
 

@@ -3,6 +3,9 @@
 The copy (`stamps`) is compiled, in a process of its own that imports it instead of the package, for
 a few batch shapes. A CUDA graph of as many launches as the benchmark's runs on inputs of their own
 and a cold L2; the middle launches' outputs hold the stamps.
+
+That process is `python -m sparse_mla_verify.bench.stages FOLDER OUT COMMAND`. It is no sub-command:
+it is started by `sparse-mla-audit bench stages` alone, with the copy in front of the package.
 """
 
 from __future__ import annotations
