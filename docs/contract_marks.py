@@ -13,7 +13,7 @@ import ast
 import io
 import re
 import tokenize
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,9 @@ KERNEL = ROOT / "packages/kernel/src/sparse_mla_kernel"
 KERNELS = {path.parent.name: path.parent for path in sorted(KERNEL.glob("kernels/*/decode.py"))}
 SHARED = KERNEL / "arithmetic"
 OWNER_MERGE = KERNEL / "dcp/owner_merge.py"
+
+#: Where the kernel package may mark a step.
+MARKED = {"R": (*KERNELS.values(), SHARED), "O": (OWNER_MERGE,)}
 
 _MARK = re.compile(r"#\s*([RO]\d+(?:,\s*[RO]\d+)*)(?![\w-])")
 _ROW = re.compile(r"^\| ([RO]\d+) \|", flags=re.MULTILINE)
@@ -45,7 +48,7 @@ def steps() -> list[str]:
 
 
 def marks(place: Path) -> dict[str, list[Place]]:
-    """The places of each step that is marked in a file, or in the files below a folder."""
+    """The place of each mark of a step, in a file or in the files below a folder."""
     files = [place] if place.is_file() else sorted(place.rglob("*.py"))
     found: dict[str, list[Place]] = defaultdict(list)
     for file in files:
@@ -59,8 +62,7 @@ def marks(place: Path) -> dict[str, list[Place]]:
             inside = [name for name, first, last in spans if first <= line <= last]
             where = Place(file, inside[-1] if inside else "")
             for step in re.findall(r"[RO]\d+", match[1]):
-                if where not in found[step]:
-                    found[step].append(where)
+                found[step].append(where)
     return found
 
 
@@ -87,9 +89,11 @@ def table(prefix: str) -> str:
 
 
 def _cell(places: list[Place]) -> str:
+    """Files, their functions, and how often a function marks the step if that is not once."""
     by_file: dict[Path, list[str]] = defaultdict(list)
-    for place in places:
-        by_file[place.path].append(f"`{place.function}`" if place.function else "")
+    for place, times in Counter(places).items():
+        name = f"`{place.function}`" if place.function else ""
+        by_file[place.path].append(name if times == 1 else f"{name} ({times})")
     return "; ".join(
         f"[`{path.stem}`](../{path.relative_to(ROOT).as_posix()}) " + ", ".join(names)
         for path, names in by_file.items()

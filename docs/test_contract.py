@@ -47,6 +47,16 @@ def test_every_mark_is_a_step_of_the_contract(package):
     assert outside == []
 
 
+@pytest.mark.parametrize("prefix", ["R", "O"])
+def test_a_step_is_marked_where_the_page_looks(prefix):
+    """Elsewhere in the kernel's package a mark would stand on no page."""
+    for step, places in contract_marks.marks(contract_marks.KERNEL).items():
+        if step.startswith(prefix):
+            rooms = contract_marks.MARKED[prefix]
+            known = [p for p in places if any(r == p.path or r in p.path.parents for r in rooms)]
+            assert places == known, step
+
+
 def test_the_page_shows_the_marks():
     text = contract_marks.PAGE.read_text(encoding="utf-8")
     assert text == contract_marks.page(text), "run python docs/contract_marks.py"
@@ -58,6 +68,7 @@ def test_a_mark_is_a_comment_that_begins_with_the_number(tmp_path):
         "def outer():\n"
         '    text = "# R1"\n'
         "    a = 1  # R2: first\n"
+        "    a += 1  # R2: second\n"
         "    # R3, R4\n"
         "    def inner():\n"
         "        b = 2  # the step R5\n"
@@ -67,7 +78,7 @@ def test_a_mark_is_a_comment_that_begins_with_the_number(tmp_path):
     found = contract_marks.marks(file)
     places = {step: [place.function for place in where] for step, where in found.items()}
     assert places == {
-        "R2": ["outer"],
+        "R2": ["outer", "outer"],
         "R3": ["outer"],
         "R4": ["outer"],
         "R6": ["inner"],

@@ -28,7 +28,7 @@ from sparse_mla_kernel.checks import (
     one_of,
     resolve_device,
 )
-from sparse_mla_kernel.registry import LATENT, PUSH
+from sparse_mla_kernel.schedule.registry import LATENT, PUSH
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 MOST = 2**31 - 1

@@ -12,7 +12,7 @@ import sparse_mla_kernel
 from sparse_mla_kernel import BASE, LOW_LATENCY, Schedule
 from sparse_mla_kernel.kernels.base.layout import shared_layout as base_layout
 from sparse_mla_kernel.kernels.low_latency.layout import shared_layout as low_latency_layout
-from sparse_mla_kernel.registry import ARCHITECTURES, KERNELS, LATENT, PUSH
+from sparse_mla_kernel.schedule.registry import ARCHITECTURES, KERNELS, LATENT, PUSH
 
 FOLDER = Path(sparse_mla_kernel.__file__).parent / "kernels"
 STEPS = ("decode", "gather", "layout", "logits", "merge", "partial", "query", "softmax")

@@ -18,6 +18,7 @@ def test_schedules_out_of_range(field: str) -> None:
     ("change", "says"),
     [
         ({"kernel": "bf16"}, "kernel must be 'base' or 'low_latency', got 'bf16'"),
+        ({"kernel": []}, r"kernel must be 'base' or 'low_latency', got \[\]"),
         ({"kernel": "low_latency"}, "qk_chains must be one of 4 for kernel 'low_latency', got 2"),
         ({"deal": 8}, "deal must be one of 0 for kernel 'base', got 8"),
     ],

@@ -12,8 +12,8 @@ from math import prod
 
 import torch
 
-from sparse_mla_kernel.registry import ARCHITECTURES, KERNELS
 from sparse_mla_kernel.schedule import ROW_COLUMNS, TILE_HEADS, Schedule
+from sparse_mla_kernel.schedule.registry import ARCHITECTURES, KERNELS
 
 #: The largest batch: rows are the second dimension of the grid, which CUDA limits to this.
 MAX_BATCH = 65535

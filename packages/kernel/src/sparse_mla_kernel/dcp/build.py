@@ -12,8 +12,8 @@ from sparse_mla_kernel.dcp.step import DcpStep
 from sparse_mla_kernel.host.build import Entry, decode_entry, fake, fake_mailbox, key_tensors
 from sparse_mla_kernel.kernels.base.decode import SparseDcpDecode
 from sparse_mla_kernel.mailbox.layout import MailboxLayout
-from sparse_mla_kernel.registry import PUSH
 from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, Schedule
+from sparse_mla_kernel.schedule.registry import PUSH
 
 
 def step_entries(

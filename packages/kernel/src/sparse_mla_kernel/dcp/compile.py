@@ -13,8 +13,8 @@ from sparse_mla_kernel.checks import check_arch, check_schedule, kind_of
 from sparse_mla_kernel.host.artifact import Artifact
 from sparse_mla_kernel.host.compile import artifact_of, obtain
 from sparse_mla_kernel.mailbox.layout import MailboxLayout
-from sparse_mla_kernel.registry import PUSH
 from sparse_mla_kernel.schedule import BASE, Schedule
+from sparse_mla_kernel.schedule.registry import PUSH
 
 if TYPE_CHECKING:
     from sparse_mla_kernel.host.build import Entry

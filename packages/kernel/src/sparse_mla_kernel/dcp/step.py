@@ -15,15 +15,15 @@ class DcpStep:
 
     Args:
         query_exchange: The query exchange.
-        push_decode: The decode in push mode, of the same batch and mailbox.
+        decode: The decode, in push mode, of the same batch and mailbox.
         owner_merge: The owner merge, likewise.
     """
 
     def __init__(
-        self, query_exchange: QueryExchange, push_decode: SparseDcpDecode, owner_merge: OwnerMerge
+        self, query_exchange: QueryExchange, decode: SparseDcpDecode, owner_merge: OwnerMerge
     ) -> None:
         self.query_exchange = query_exchange
-        self.push_decode = push_decode
+        self.decode = decode
         self.owner_merge = owner_merge
 
     @cute.jit
@@ -55,5 +55,5 @@ class DcpStep:
             stream: A DSL stream handle.
         """
         self.query_exchange(mQuery, mail, stream)
-        self.push_decode.launch_push(mKv, mRows, mValid, scale_log2, out_scale, mail, stream)
+        self.decode.push_decode(mKv, mRows, mValid, scale_log2, out_scale, mail, stream)
         self.owner_merge(mLatent, mLse, mail, stream)

@@ -67,32 +67,46 @@ def code_sha256(cubin: bytes) -> str:
         ValueError: ``cubin`` is not an ELF file.
         ModuleNotFoundError: pyelftools is not installed (the extra ``inspect``).
     """
+    if not isinstance(cubin, bytes):
+        raise TypeError(f"cubin must be bytes, got a {type(cubin).__name__}")
     from elftools.common.exceptions import ELFError
+
+    try:
+        kernels, sections = _read(cubin)
+    except ELFError as error:
+        raise ValueError(f"cubin must be an ELF file, got {len(cubin)} bytes: {error}") from None
+    if not kernels:
+        raise ValueError(f"cubin must hold a kernel, got {len(cubin)} bytes without one")
+    # The longest name first: one name may be the beginning of another.
+    numbered = sorted(enumerate(kernels), key=lambda pair: -len(pair[1]))
+    digest = hashlib.sha256()
+    for name, size, data in sections:
+        if not name or name.startswith(_NOT_CODE):
+            continue
+        for number, kernel in numbered:
+            name = name.replace(kernel, f"kernel{number}")
+        digest.update(f"{name} {size}\n".encode() + data)
+    return digest.hexdigest()
+
+
+def _read(cubin: bytes) -> tuple[list[str], list[tuple[str, int, bytes]]]:
+    """The names of an ELF file's global functions, and its sections: name, size, content."""
     from elftools.elf.elffile import ELFFile
     from elftools.elf.sections import SymbolTableSection
 
-    try:
-        elf = ELFFile(io.BytesIO(cubin))
-    except ELFError as error:
-        raise ValueError(f"cubin must be an ELF file, got {len(cubin)} bytes: {error}") from None
-    tables = [s for s in elf.iter_sections() if isinstance(s, SymbolTableSection)]
+    elf = ELFFile(io.BytesIO(cubin))
+    sections = list(elf.iter_sections())
     kernels = [
         symbol.name
-        for table in tables
+        for table in sections
+        if isinstance(table, SymbolTableSection)
         for symbol in table.iter_symbols()
         if symbol["st_info"]["type"] == "STT_FUNC" and symbol["st_info"]["bind"] == "STB_GLOBAL"
     ]
-    digest = hashlib.sha256()
-    for section in elf.iter_sections():
-        name = section.name
-        if not name or name.startswith(_NOT_CODE):
-            continue
-        for number, kernel in enumerate(kernels):
-            name = name.replace(kernel, f"kernel{number}")
-        digest.update(f"{name} {section['sh_size']}\n".encode())
-        if section["sh_type"] != "SHT_NOBITS":
-            digest.update(section.data())
-    return digest.hexdigest()
+    parts = [
+        (s.name, s["sh_size"], b"" if s["sh_type"] == "SHT_NOBITS" else s.data()) for s in sections
+    ]
+    return kernels, parts
 
 
 def _nvdisasm() -> str:

@@ -24,8 +24,8 @@ from sparse_mla_kernel.host.sizes import Push
 from sparse_mla_kernel.kernels.base.decode import SparseDcpDecode
 from sparse_mla_kernel.kernels.launch import DecodeKernel
 from sparse_mla_kernel.mailbox.device import DeviceMailbox
-from sparse_mla_kernel.registry import LATENT, PUSH
 from sparse_mla_kernel.schedule import LATENT_COLUMNS, ROW_COLUMNS, Schedule
+from sparse_mla_kernel.schedule.registry import LATENT, PUSH
 
 
 def decode_kernel(
@@ -94,7 +94,7 @@ def decode_entry(kernel: DecodeKernel, cap: int) -> Entry:
     scales = (Float32(1.0), Float32(1.0))
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     if isinstance(kernel, SparseDcpDecode) and kernel.push is not None:
-        return kernel.launch_push, (kv, rows, valid, *scales, fake_mailbox(), stream)
+        return kernel.push_decode, (kv, rows, valid, *scales, fake_mailbox(), stream)
     query = fake(Uint8, cap, padded, ROW_COLUMNS, align=16)
     latent = fake(BFloat16, batch, padded, LATENT_COLUMNS, align=16)
     lse = fake(Float32, batch, padded, align=4)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparse_mla_kernel.checks import check_cap, check_geometry, check_push, check_schedule
-from sparse_mla_kernel.registry import LATENT, PUSH
 from sparse_mla_kernel.schedule import BASE, Schedule
+from sparse_mla_kernel.schedule.registry import LATENT, PUSH
 
 #: Push mode's sizes: ``(owner_heads, ranks, cap)``, the heads that one rank owns, the ranks, and
 #: the rows of the mailbox.

@@ -69,7 +69,7 @@ class SparseDcpDecode(DecodeKernel):
         }
 
     @cute.jit
-    def launch_push(
+    def push_decode(
         self,
         mKv: cute.Tensor,
         mRows: cute.Tensor,
@@ -120,7 +120,7 @@ class SparseDcpDecode(DecodeKernel):
         out_scale: Float32,
         mail: DeviceMailbox,
     ) -> None:
-        """The entry of push mode: query and rows in mailboxes; arguments as :meth:`launch_push`."""
+        """The entry of push mode: query and rows in mailboxes; arguments as :meth:`push_decode`."""
         query = MailboxQuery(mail, self.box)  # type: ignore[arg-type]  # given in push mode
         self.attend(query, mKv, mRows, mValid, MailboxSink(query), scale_log2, out_scale)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparse_mla_kernel.registry import KERNELS, Kernel
+from sparse_mla_kernel.schedule.registry import KERNELS, Kernel
 
 #: Columns of a cache row and of a query row: 512 latent columns, then 64 rope columns.
 ROW_COLUMNS = 576
@@ -23,7 +23,7 @@ class Schedule:
     """The shape of the computation, wherever it decides the order in which numbers are rounded.
 
     The defaults are those of the base kernel. The registry says what each kernel can run
-    (:data:`sparse_mla_kernel.registry.KERNELS`).
+    (:data:`sparse_mla_kernel.schedule.registry.KERNELS`).
 
     Args:
         split: CTAs that share a row's keys. Each owns ``512 / split`` latent columns in the merge.
@@ -48,7 +48,7 @@ class Schedule:
     deal: int = 0
 
     def __post_init__(self) -> None:
-        if self.kernel not in KERNELS:
+        if not isinstance(self.kernel, str) or self.kernel not in KERNELS:
             names = " or ".join(map(repr, KERNELS))
             raise ValueError(f"kernel must be {names}, got {self.kernel!r}")
         for name in ("split", "chunk", "qk_chains", "deal"):
