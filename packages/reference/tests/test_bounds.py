@@ -1,11 +1,23 @@
-"""The derived bound holds, and is worth something."""
+"""The derived bound holds, is what its derivation says, and is worth something."""
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sparse_mla_reference import BASE, IDEAL, SM90, SM120, Schedule, bounds, decode, e4m3
+from sparse_mla_reference import (
+    BASE,
+    IDEAL,
+    LOW_LATENCY,
+    SM90,
+    SM120,
+    Schedule,
+    bounds,
+    decode,
+    e4m3,
+)
 from sparse_mla_reference.arguments import check
 from sparse_mla_reference.bounds import EX2_ERROR
 from sparse_mla_reference.decode import decode_row
@@ -158,3 +170,235 @@ def test_ideal_is_refused():
             out_scale=1.0,
             machine=IDEAL,
         )
+
+
+U, SLACK = 2.0**-24, 1 + 2.0**-10
+LOG2_448 = math.log2(448)
+P_VALUES = e4m3.decode(np.arange(0x7F, dtype=np.uint8)).astype(float)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What step 1 takes from the tensor core, written out: of a sum of k columns every term is cut
+    by 2^-25 and the result by 2^-23, relatively.
+
+    Attributes:
+        step: columns of one instruction.
+        term: error relative to the absolute sum of one instruction's products.
+        run: error relative to the absolute sum so far.
+        least: least magnitude that a nonzero operand counts with.
+    """
+
+    step: int
+    term: float
+    run: float
+    least: float = 0.0
+
+
+# Two chained sums of 16 columns, the second with the first one's result, then an addition in FP32.
+EMULATED = Instruction(32, (16 + 17) * 2.0**-25 + 2 * 2.0**-23, U)
+# One sum of all columns and the accumulator; a subnormal operand keeps the exponent -6.
+NATIVE = Instruction(32, 0.0, 33 * 2.0**-25 + 2.0**-23, 2.0**-6)
+# One sum of 16 columns and the accumulator.
+FP16 = Instruction(16, 0.0, 17 * 2.0**-25 + 2.0**-23)
+
+
+def sizes(code: np.ndarray, least: float) -> np.ndarray:
+    """Magnitudes in units of 2^-9, of which every E4M3 value is a multiple."""
+    units = np.abs(np.ldexp(e4m3.decode(code).astype(float), 9)).astype(np.int64)
+    return np.where(units > 0, np.maximum(units, int(np.ldexp(least, 9))), 0)
+
+
+def moved(p: float, error: float) -> float:
+    """Step 5 for one p > 0: by how much of p its quantisation moves it."""
+    high = p * (1 + error)
+    binade = max(math.frexp(min(high, 448.0))[1] - 1, -6)
+    half_ulp = max(2.0 ** (binade - 4), high - 448)
+    return min(half_ulp, float(np.abs(P_VALUES - p).min()) + p * error, high) / p
+
+
+def derived(
+    query: np.ndarray,
+    keys: np.ndarray,
+    used: np.ndarray,
+    scale: float,
+    out_scale: float,
+    schedule: Schedule,
+    instruction: Instruction,
+) -> tuple[list[float], list[float], float]:
+    """The bounds of one head by the derivation, key after key: row, BF16 row and LSE.
+
+    The keys are in the schedule's order. Logits come from integers, so that they are exact.
+    """
+    chains = schedule.qk_chains
+    steps = -(-576 // (instruction.step * chains))
+    qk = (instruction.term + steps * instruction.run + (chains - 1) * U) * SLACK
+    sign = np.where(keys & 0x80, -1, 1) * np.where(query & 0x80, -1, 1)
+    dots = (sizes(keys, 0) * sizes(query, 0) * sign).sum(axis=1)
+    absolute = (sizes(keys, instruction.least) * sizes(query, instruction.least)).sum(axis=1)
+    s = [float(x) * 2.0**-18 * scale for x in dots]
+    before = [float(x) * 2.0**-18 * abs(scale) * qk for x in absolute]
+    s_error = [e + U * (abs(x) + e) + 2.0**-149 for x, e in zip(s, before, strict=True)]
+    live = [j for j in range(len(s)) if used[j]]
+    top, top_error = max(s[j] for j in live), max(s_error[j] for j in live)
+
+    ex2_error = 2.0**-23 * (math.log(2) + 1.5) * SLACK
+    exponent: dict[int, float] = {}
+    ex2s: dict[int, int] = {}
+    r: dict[int, float] = {}
+    for part in schedule.parts(len(s)):
+        m = -math.inf
+        before_it: list[int] = []
+        for start in range(part.start, part.stop, schedule.chunk):
+            chunk = [j for j in live if start <= j < min(start + schedule.chunk, part.stop)]
+            raised = max([m, *(s[j] for j in chunk)])
+            for j in before_it:
+                exponent[j] += U * (raised - m + 2 * top_error)
+                ex2s[j] += 1
+            m = raised
+            for j in chunk:
+                bias = U * (abs(m) + top_error + LOG2_448)
+                argument = m - s[j] + LOG2_448 + s_error[j] + top_error
+                exponent[j] = s_error[j] + bias + U * (argument + bias)
+                ex2s[j] = 1
+                p = 2.0 ** max(s[j] - m + LOG2_448, -2000)
+                error = 2.0 ** (exponent[j] + top_error + 2.0**-23) * (1 + ex2_error) - 1
+                r[j] = moved(p, error) if p else 0.0
+            before_it += chunk
+        for j in before_it:
+            exponent[j] += U * (top - m + 2 * top_error)
+            ex2s[j] += 1
+    e = {j: 2.0 ** exponent[j] * (1 + ex2_error) ** ex2s[j] - 1 for j in live}
+
+    relative = {j: 2.0 ** max(s[j] - top, -2000) for j in live}
+    total = sum(relative.values())
+    w = {j: relative[j] / total for j in live}
+    chunks = max(-(-(part.stop - part.start) // schedule.chunk) for part in schedule.parts(len(s)))
+    warps = schedule.chunk // schedule.warp_keys
+    adds = int(math.log2(schedule.warp_keys)) + warps - 1 + chunks + schedule.split
+    d = (1 + sum(w[j] * e[j] for j in live)) * (1 + adds * U * SLACK) - 1 + len(s) * 2.0**-125
+
+    steps = chunks * -(-schedule.chunk // instruction.step)
+    pv = (instruction.term + steps * instruction.run + (chunks + schedule.split) * U) * SLACK
+    rows, latents = [], []
+    for column in range(512):
+        v = e4m3.decode(keys[:, column]).astype(float)
+        size = sizes(keys[:, column], instruction.least) * 2.0**-9
+        spread = sum(w[j] * (1 + e[j]) * (1 + r[j]) * size[j] for j in live)
+        moved_by = sum(w[j] * (e[j] + r[j] * (1 + e[j])) * abs(v[j]) for j in live)
+        numerator = moved_by + pv * spread + len(s) * 2.0**-125 * max(abs(v))
+        exact = sum(w[j] * v[j] for j in live)
+        bound = abs(out_scale) * (numerator + abs(exact) * d) / (1 - d)
+        bound += (abs(exact * out_scale) + bound) * 2 * U * SLACK + 2.0**-149
+        bound += 2.0**-149 * 448 * total * spread
+        rows.append(bound)
+        binade = math.frexp(abs(exact * out_scale) + bound)[1] - 1
+        latents.append(bound + 2.0 ** (max(binade, -126) - 8))
+
+    log_total = math.log2(448 * total)
+    lse2 = abs(top + log_total - LOG2_448)
+    shift = -math.log2(1 - d)
+    error = shift + U * (abs(top) + top_error + LOG2_448) + 2 * U * (log_total + shift)
+    error += U * (lse2 + error)
+    constant = abs(float(np.float32(math.log(2))) / math.log(2) - 1) + U
+    return rows, latents, (error + (lse2 + error) * constant) * math.log(2) * SLACK
+
+
+@pytest.mark.parametrize(
+    ("source", "scale", "out_scale", "schedule", "machine", "instruction"),
+    [
+        (normal, 0.06, 1.0, BASE, SM90, EMULATED),
+        (
+            normal,
+            -0.5,
+            -3.0,
+            Schedule(split=2, qk_chains=3, chunk=48, warp_keys=16),
+            SM90,
+            EMULATED,
+        ),
+        (tiny, 2.0, 2.0**-128, Schedule(split=2), SM120, NATIVE),
+        (tiny, 2.0**-4, 2.0**-145, Schedule(split=1), SM90, EMULATED),
+        (heavy, 0.2, 1.0, LOW_LATENCY, SM90, FP16),
+    ],
+    ids=["base", "signs", "subnormal, native", "subnormal output", "low latency"],
+)
+def test_it_is_what_the_derivation_says(source, scale, out_scale, schedule, machine, instruction):
+    """Every term and every constant. Of the last column only a key far below the others has a
+    value, so that what is flushed below 2^-126 decides."""
+    rng = np.random.default_rng(36)
+    query, kv = source(rng, 1, 1, 576), source(rng, 600, 576)
+    count = 140 if schedule.split < 8 else 530
+    rows = rng.permutation(600)[:count].astype(np.int32)[None]
+    rows[0, 40:60] = -1
+    rows[0, ::9] = -1
+    kv[rows[0, 1]] = np.where(np.sign(scale) * (query[0, 0] & 0x80) > 0, 0x7E, 0xFE)
+    kv[:, 511] = 0
+    kv[rows[0, 1], 511] = 0x38
+    limit = bounds(
+        query,
+        kv,
+        rows,
+        np.array([count], np.int32),
+        scale_log2=scale,
+        out_scale=out_scale,
+        schedule=schedule,
+        machine=machine,
+    )
+    ids = rows[0, schedule.order(count)]
+    keys = np.where((ids >= 0)[:, None], kv[ids], np.uint8(0))
+    scales = float(np.float32(scale)), float(np.float32(out_scale))
+    row, latent, lse = derived(query[0, 0], keys, ids >= 0, *scales, schedule, instruction)
+    np.testing.assert_allclose(limit.row[0, 0], row, rtol=1e-8, atol=0)
+    np.testing.assert_allclose(limit.latent[0, 0], latent, rtol=1e-8, atol=0)
+    np.testing.assert_allclose(limit.lse[0, 0], lse, rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("out_scale", "row_is_bounded", "latent_is_bounded"),
+    [
+        (float.fromhex("0x1.fdp127"), True, True),
+        (float.fromhex("0x1.fep127"), True, False),  # the largest BF16
+        (float.fromhex("0x1.fffp127"), True, False),
+        (float.fromhex("0x1.fffffep127"), False, False),  # the largest float32
+        (-float.fromhex("0x1.fdp127"), True, True),
+        (-float.fromhex("0x1.fep127"), True, False),
+        (-float.fromhex("0x1.fffffep127"), False, False),
+    ],
+)
+def test_an_output_that_may_overflow_has_no_bound(out_scale, row_is_bounded, latent_is_bounded):
+    """One key of ones, so that the row is the scale."""
+    one = np.full((1, 576), 0x38, np.uint8)
+    rows, valid = np.zeros((1, 1), np.int32), np.ones(1, np.int32)
+    limit = bounds(one[None], one, rows, valid, scale_log2=2.0**-9, out_scale=out_scale)
+    assert np.isfinite(limit.row).all() == row_is_bounded
+    assert np.isfinite(limit.latent).all() == latent_is_bounded
+    for part, bounded in ((limit.row, row_is_bounded), (limit.latent, latent_is_bounded)):
+        assert (np.isinf(part) != bounded).all()
+
+
+def test_zeros_may_be_off_by_the_least_numbers():
+    """Values of zero: one unit of float32's subnormals, and half a unit of BF16's after that."""
+    zero = np.zeros((1, 576), np.uint8)
+    rows, valid = np.zeros((1, 1), np.int32), np.ones(1, np.int32)
+    limit = bounds(zero[None], zero, rows, valid, scale_log2=1.0, out_scale=1.0)
+    assert (limit.row == 2.0**-149).all()
+    assert (limit.latent == 2.0**-149 + 2.0**-134).all()
+
+
+def test_errors_as_large_as_the_sum_have_no_bound():
+    """Logits from small to so large that their error alone doubles the sum: from there on neither
+    the row nor the LSE has a bound, and before it both have one that grows."""
+    one = np.full((1, 576), 0x38, np.uint8)
+    rows, valid = np.zeros((1, 1), np.int32), np.ones(1, np.int32)
+    limits = [
+        bounds(one[None], one, rows, valid, scale_log2=float(scale), out_scale=1.0)
+        for scale in np.exp2(np.arange(0, 16, 0.25))
+    ]
+    row = np.array([limit.row.max() for limit in limits])
+    lse = np.array([limit.lse.max() for limit in limits])
+    bounded = np.isfinite(row)
+    assert 10 < bounded.sum() < 60
+    assert np.array_equal(np.isfinite(lse), bounded)
+    assert (np.diff(row[bounded]) > 0).all()
+    assert (row[~bounded] == np.inf).all()
+    assert (lse[~bounded] == np.inf).all()

@@ -161,6 +161,25 @@ def test_another_type_is_a_difference_and_is_named_whole():
     assert first_difference(ours, replace(ours, entries=tuple(entries))) == "R14 (lse2)"
 
 
+@pytest.mark.parametrize("other", [lambda x: x.view(np.int32), lambda x: x[None]])
+def test_the_same_bytes_of_another_type_or_shape_are_a_difference(other):
+    ours = trace(*case(), **SCALES)
+    entries = [replace(e, value=other(e.value)) if e.name == "natural" else e for e in ours.entries]
+    assert first_difference(ours, replace(ours, entries=tuple(entries))) == "R14 (natural)"
+
+
+def test_the_last_chunk_of_a_cta_ends_with_the_ctas_keys():
+    """Shares of 17, 17 and 16 keys in chunks of 16: the second CTA's last chunk has one key."""
+    schedule = Schedule(split=3, chunk=16)
+    found = trace(*case(), **SCALES, schedule=schedule)
+    places = [(0, 0, 16), (0, 1, 1), (1, 0, 16), (1, 1, 1), (2, 0, 16)]
+    first = 0
+    for cta, chunk, count in places:
+        assert found.keys(cta, chunk).tolist() == list(range(first, first + count))
+        assert found.logits(cta, chunk).shape == (3, count)
+        first += count
+
+
 def test_steps_of_another_kind_are_refused():
     other: Any = {"quantise": e4m3.encode}
     with pytest.raises(TypeError, match=r"steps must be a Steps of .*such as CONTRACT, got dict"):

@@ -243,6 +243,16 @@ def test_without_ftz_subnormals_count(name: str, x: float, want: float) -> None:
     assert function(np.float32(x)) != np.float32(want)
 
 
+def test_ftz_is_the_default_of_what_flushes_its_result() -> None:
+    """e^-100 and 2^-126 / 2 are subnormal."""
+    x, least, two = (np.array(v, np.float32) for v in (-100, 2.0**-126, 2))
+    assert mufu.exp(x) == 0
+    assert abs(mufu.exp(x, ftz=False) / np.exp(x.astype(np.float64)) - 1) < 0.05
+    for divide in (mufu.div_approx, mufu.div_full):
+        assert divide(least, two) == 0
+        assert divide(least, two, ftz=False) == np.float32(2.0**-127)
+
+
 def test_div_over_the_divisors_range() -> None:
     a, b = np.array(2.0**126, np.float32), np.array(1.5 * 2.0**126, np.float32)
     assert mufu.div_approx(a, b) == 0

@@ -1,19 +1,22 @@
 """The tensor-core models against recordings of hardware and against rational arithmetic."""
 
+import math
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from sparse_mla_reference import e4m3, minifloat, tensor_core
-from sparse_mla_reference.instructions import aligned_sum
+from sparse_mla_reference.instructions import aligned_sum, exact_product
 from sparse_mla_reference.instructions.tensor_core import (
     MODELS,
     SM90_BF16,
     SM90_E4M3,
     SM90_F16,
+    Model,
     mma,
 )
 
@@ -173,18 +176,29 @@ def test_chaining_is_successive_instructions():
 
 
 def test_tiles_and_batches_don_t_change_bits():
+    """A tile has 65,536 outputs, so that 80 rows of 900 columns are more than one."""
     rng = np.random.default_rng(8)
-    a, b = (rng.integers(0, 0x7F, s).astype(np.uint8) for s in ((2, 1, 70, 64), (3, 64, 900)))
-    c = rng.standard_normal((70, 900)).astype(np.float32)
+    a, b = (rng.integers(0, 0x7F, s).astype(np.uint8) for s in ((2, 1, 80, 64), (3, 64, 900)))
+    c = rng.standard_normal((80, 900)).astype(np.float32)
     d = mma(a, b, c)
-    assert d.shape == (2, 3, 70, 900)
-    for i, j, row, column in [(0, 0, 0, 0), (1, 2, 69, 899), (0, 1, 33, 450)]:
+    assert d.shape == (2, 3, 80, 900)
+    for i, j, row, column in [(0, 0, 0, 0), (1, 2, 79, 899), (0, 1, 33, 450)]:
         one = mma(
             a[i, 0, row : row + 1],
             b[j, :, column : column + 1],
             c[row : row + 1, column : column + 1],
         )
         assert bits(one)[0, 0] == bits(d[i, j])[row, column]
+
+
+@pytest.mark.parametrize("batched", ["a", "b", "c"])
+def test_one_operand_alone_may_be_a_batch(batched):
+    one = np.full((32, 32), 0x38, np.uint8)
+    args: dict[str, Any] = {"a": one, "b": one, "c": np.ones((32, 32), np.float32)}
+    args[batched] = np.broadcast_to(args[batched], (5, 1, 32, 32))
+    d = mma(**args)
+    assert d.shape == (5, 1, 32, 32)
+    assert (d == 33).all()
 
 
 def test_nan_reaches_its_row_and_column_alone():
@@ -286,31 +300,90 @@ def model_families(rng: np.random.Generator, form: minifloat.Format) -> dict[str
     }
 
 
+class Published(NamedTuple):
+    """What the publications and the recordings say of an instruction."""
+
+    operands: minifloat.Format
+    sums: tuple[list[int], ...]
+    bits: tuple[int, int]  # below the largest exponent of the terms, of the result
+    least: int = -10_000  # exponent of a subnormal operand, if all have one
+    inside: bool = True  # whether C is a term of the first sum
+    elements: int = 0  # outputs compared with an H200's
+
+
+def halves(k: int) -> tuple[list[int], list[int]]:
+    return list(range(k // 2)), list(range(k // 2, k))
+
+
+WHOLE_16, WHOLE_32 = ([*range(16)],), ([*range(32)],)
+H200 = 14 * 7_340_032
+HMMA_FP16 = Published(minifloat.FP16, WHOLE_16, (25, 23), -14)
+HMMA_BF16 = Published(minifloat.BF16, WHOLE_16, (25, 23), -126)
+E4M3_AS_F16 = Published(minifloat.E4M3, WHOLE_16, (25, 23))
+QMMA_25 = Published(minifloat.E4M3, WHOLE_32, (25, 23), -6)
+EMULATED = Published(
+    minifloat.E4M3,
+    ([k for k in range(32) if k & 2 == 0], [k for k in range(32) if k & 2]),
+    (25, 23),
+    inside=False,
+)
+PUBLISHED = {
+    "SM80_F16": Published(minifloat.FP16, halves(16), (24, 23), -14),
+    "SM80_BF16": Published(minifloat.BF16, halves(16), (24, 23), -126),
+    "SM89_E4M3": Published(minifloat.E4M3, halves(32), (13, 13), -6),
+    "SM90_E4M3": EMULATED._replace(elements=H200),
+    "SM90_F16": HMMA_FP16._replace(elements=H200),
+    "SM90_BF16": HMMA_BF16._replace(elements=H200),
+    "SM90_WGMMA_F16": HMMA_FP16._replace(elements=H200),
+    "SM90_WGMMA_E4M3": Published(minifloat.E4M3, WHOLE_32, (13, 13), -6, elements=H200),
+    "SM100_F16": HMMA_FP16,
+    "SM100_BF16": HMMA_BF16,
+    "SM100_E4M3": EMULATED,
+    "SM100_TCGEN05_F16": HMMA_FP16,
+    "SM100_TCGEN05_E4M3": QMMA_25,
+    "SM120_F16": HMMA_FP16,
+    "SM120_E4M3": QMMA_25,
+    "SM90_E4M3_AS_F16": E4M3_AS_F16._replace(elements=H200),
+    "SM100_E4M3_AS_F16": E4M3_AS_F16,
+    "SM120_E4M3_AS_F16": E4M3_AS_F16,
+}
+
+
 @pytest.mark.parametrize("family", list(model_families(np.random.default_rng(0), minifloat.E4M3)))
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_models_against_rationals(model, family, exact_sum):
-    form = model.operands
+    """The chain of sums with the numbers that were published, not with the model's own."""
+    published = PUBLISHED[model.name]
+    form = published.operands
+    assert model.operands is form
     rng = np.random.default_rng(50)
     a, b = model_families(rng, form)[family]
     c = np.ldexp(rng.standard_normal((5, 4)), rng.integers(-30, 20, (5, 4))).astype(np.float32)
     c[:, 0] = 0
     c[0] *= np.float32(2.0**-110)
     d = mma(a.view(OPERANDS[form.name]), b.view(OPERANDS[form.name]), c, model=model)
-    least = -10_000 if model.normalises_subnormals else form.min_exponent
-    bits_kept = {"fraction_bits": model.fraction_bits, "output_bits": model.output_bits}
+    fraction_bits, output_bits = published.bits
+    step = sum(len(columns) for columns in published.sums)
     for i, j in np.ndindex(5, 4):
         x, y = operand_values(form, a[i]), operand_values(form, b[:, j])
         expected = float(c[i, j])
-        for start in range(0, 64, model.step):
-            t = expected if model.accumulator_inside else 0.0
-            for columns in model.sums:
+        for start in range(0, 64, step):
+            t = expected if published.inside else 0.0
+            for columns in published.sums:
                 if np.isinf(t):  # and stays so, as the operands are finite
                     break
                 k = [start + column for column in columns]
-                t = exact_sum([x[q] for q in k], [y[q] for q in k], t, least=least, **bits_kept)
+                t = exact_sum(
+                    [x[q] for q in k],
+                    [y[q] for q in k],
+                    t,
+                    fraction_bits=fraction_bits,
+                    output_bits=output_bits,
+                    least=published.least,
+                )
                 with np.errstate(over="ignore"):
                     t = float(np.float32(t))
-            if not model.accumulator_inside:
+            if not published.inside:
                 t = float(np.float32(expected) + np.float32(t))
             expected = t
         assert bits(d[i, j]) == bits(np.array(expected, np.float32)), (i, j)
@@ -355,14 +428,217 @@ def test_batches_of_small_products_equal_the_careful_path(model, monkeypatch):
     np.testing.assert_array_equal(bits(got), bits(careful(monkeypatch, a, b, c, model=model)))
 
 
+def test_sizes_are_those_of_integer_vectors():
+    """A vector is integers times its least significant bit; its norm is rounded up."""
+    rng = np.random.default_rng(54)
+    code = np.concatenate([rng.integers(0, 0x7F, (32, 40)), rng.integers(0, 20, (32, 40))], axis=1)
+    code = code.astype(np.uint8) | (rng.integers(0, 2, code.shape) << 7).astype(np.uint8)
+    code[1:, :9] = 0
+    code[:, 9] = 0x80
+    found = exact_product.Sizes.of(code, MODELS["SM90_E4M3"])
+    native = exact_product.Sizes.of(code, MODELS["SM120_E4M3"])
+    for x in range(code.shape[1]):
+        v = [Fraction(value) for value in values(code[:, x])]
+        square = sum(value * value for value in v)
+        assert square <= Fraction(float(found.norm[x])) ** 2 <= square * (1 + Fraction(1, 2**30))
+        normal = [max(abs(value), Fraction(1, 64)) if value else value for value in v]
+        square = sum(value * value for value in normal)
+        assert square <= Fraction(float(native.norm[x])) ** 2 <= square * (1 + Fraction(1, 2**30))
+        bit = int(found.low_bit[x])
+        if not any(v):
+            assert (found.norm[x], found.units[x]) == (0, 1)
+            assert bit > 500  # the other vectors' least bits decide
+            continue
+        integers = [value / Fraction(2) ** bit for value in v]
+        assert all(value.denominator == 1 for value in integers)
+        assert any(value.numerator % 2 for value in integers)
+        assert native.low_bit[x] == bit
+        units = float(found.norm[x]) / 2.0**bit
+        assert found.units[x] == units >= 1
+    joined = found.joined()
+    assert joined.low_bit == found.low_bit.min()
+    norm = math.sqrt(math.fsum((found.norm**2).tolist()))
+    assert norm <= joined.norm <= norm * (1 + 2.0**-30)
+
+
+@pytest.mark.parametrize("name", ["SM90_E4M3", "SM90_F16", "SM90_BF16"])
+def test_what_is_not_finite_has_no_size(name):
+    form = MODELS[name].operands
+    code = np.full((4, 3), 1 << form.fraction_bits, form.dtype)
+    code[2, 1] = form.nan
+    norm = exact_product.Sizes.of(code, MODELS[name]).norm
+    bf16 = form is minifloat.BF16  # its products can fall below float32
+    assert np.isinf(norm).tolist() == [bf16, True, bf16]
+
+
+@pytest.mark.parametrize("shape", [(3, 60, 50), (2, 5, 7), (1, 1, 3000), (1, 3000, 1)])
+def test_every_pair_that_reaches_the_limit_is_found(shape):
+    """Sizes are powers of two, so that many pairs reach the limit exactly."""
+    t, m, n = shape
+    for seed, most in enumerate([8, 12, 16, 24, 24, 24]):
+        rng = np.random.default_rng(seed)
+        a, b = (np.exp2(rng.integers(0, most + 1, (t, x))) for x in (m, n))
+        a[0] = 1
+        for limit in (2.0**24, 0.0):
+            found = np.zeros(shape, bool)
+            for pairs in exact_product.pairs_above(a, b, limit):
+                found[np.ix_(*pairs)] = True
+            assert found[a[:, :, None] * b[:, None, :] >= limit].all()
+    assert not list(exact_product.pairs_above(a[:, :0], b, 2.0**24))
+
+
+def test_pairs_below_the_limit_are_left_out():
+    small, large = np.full((1, 64), 2.0**4), np.full((1, 64), 2.0**4)
+    assert not list(exact_product.pairs_above(small, large, 2.0**24))
+    large[0, 5] = 2.0**20
+    for a, b, want in ((small, large, (64, 1)), (large, small, (1, 64))):
+        ((_, rows, columns),) = exact_product.pairs_above(a, b, 2.0**24)
+        assert (len(rows), len(columns)) == want
+    ((_, rows, columns),) = exact_product.pairs_above(large, large, 2.0**40)
+    assert (rows.tolist(), columns.tolist()) == ([5], [5])
+
+
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_models_are_whole(model):
     columns = sorted(column for part in model.sums for column in part)
     assert columns == list(range(model.step))
+    published = PUBLISHED[model.name]
+    assert tuple(map(list, model.sums)) == published.sums
+    assert model.evidence.elements == published.elements
     assert (model.evidence.elements > 0) == (model.evidence.verified is not None)
     assert model.evidence.source
     assert model.instruction
     assert model.sass
+
+
+def one_dot(model: Model, x: list[float], y: list[float], c: float = 0.0) -> float:
+    """The result of one instruction whose first columns are given and whose others are zero."""
+    form = model.operands
+    a, b = (
+        minifloat.encode(np.array([*v, *[0.0] * (model.step - len(v))], np.float32), form)
+        for v in (x, y)
+    )
+    dtype = OPERANDS[form.name]
+    start = np.array([[c]], np.float32)
+    return float(mma(a.view(dtype)[None], b.view(dtype)[:, None], start, model=model)[0, 0])
+
+
+@pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if p.inside])
+def test_the_least_rows_whose_alignment_cuts_are_not_taken_for_exact(name):
+    """2^(n+1) - 1 with n bits below the largest exponent: the alignment cuts the 1, and an exact
+    sum would be truncated to less. The sizes of row and column multiply to little over 2^(n+1)."""
+    n = PUBLISHED[name].bits[0]
+    high, low = n // 2 + 1, (n + 1) // 2
+    assert high + low == n + 1
+    unit = 2.0**-6 if PUBLISHED[name].operands is minifloat.E4M3 else 1.0
+    got = one_dot(MODELS[name], [unit * 2.0**high, unit], [unit * 2.0**low, -unit])
+    assert got == unit * unit * 2.0 ** (n + 1)
+
+
+@pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if p.inside])
+def test_an_accumulator_with_bits_below_the_unit_is_not_taken_for_exact(name):
+    """32 * 32 + 1 - (1 + 2^-(n-4)) in one element of many: the alignment cuts the accumulator to
+    -1. An exact sum, once truncated, is below 1024."""
+    model = MODELS[name]
+    x = np.zeros((3, model.step), np.float32)
+    x[:, 0], x[:, 1] = 32, 1
+    code = minifloat.encode(x, model.operands).view(OPERANDS[model.operands.name])
+    c = np.zeros((3, 7), np.float32)
+    c[1, 5] = -(1 + 2.0 ** (4 - PUBLISHED[name].bits[0]))
+    want = np.full((3, 7), 1025)
+    want[1, 5] = 1024
+    assert np.array_equal(mma(code, code[[0] * 7].T, c, model=model), want)
+
+
+@pytest.mark.parametrize("name", ["SM90_F16", "SM90_E4M3_AS_F16", "SM120_E4M3", "SM90_WGMMA_E4M3"])
+def test_multiples_of_the_unit_take_the_exact_path(name, monkeypatch):
+    """Integers of a few bits and integers as accumulators, 0 and 1 and large ones."""
+    model, rng = MODELS[name], np.random.default_rng(55)
+    x, y = (rng.integers(1, 4, s).astype(np.float32) for s in ((6, 64), (64, 6)))
+    c = np.array([0, 1, -1, 63, -500, 2000] * 6, np.float32).reshape(6, 6)
+    a, b = (minifloat.encode(v, model.operands).view(OPERANDS[model.operands.name]) for v in (x, y))
+
+    def refused(*arguments):
+        raise AssertionError("a sum was aligned")
+
+    monkeypatch.setattr(tensor_core, "aligned_sum", refused)
+    assert np.array_equal(mma(a, b, c, model=model), x @ y + c)
+
+
+@pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if not p.inside])
+def test_the_least_rows_that_round_are_not_taken_for_exact(name):
+    """4096^2 + 3 in units of 2^-18 is truncated to 4096^2 + 2; a float32 sum gives 4096^2 + 4. The
+    sizes of row and column multiply to little over 2^24."""
+    least = 2.0**-9
+    got = one_dot(MODELS[name], [8.0, 3 * least], [8.0, least])
+    assert got == (4096**2 + 2) * least**2
+
+
+@pytest.mark.parametrize("name", [n for n, p in PUBLISHED.items() if p.inside])
+def test_a_sum_of_the_largest_significands_does_not_overflow(name, exact_sum):
+    """Every product and C have the largest significand, and the products one exponent with C."""
+    published = PUBLISHED[name]
+    largest = {"e4m3": 240.0, "fp16": 2047.0, "bf16": 255.0}[published.operands.name]
+    c = float(np.ldexp(2 - 2.0**-23, 2 * (math.frexp(largest)[1] - 1)))
+    fraction_bits, output_bits = published.bits
+    want = c
+    for columns in published.sums:
+        x = [largest] * len(columns)
+        want = exact_sum(x, x, want, fraction_bits=fraction_bits, output_bits=output_bits)
+    x = [largest] * sum(map(len, published.sums))
+    assert one_dot(MODELS[name], x, x, c) == want
+    assert one_dot(MODELS[name], x, [-v for v in x], -c) == -want
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n, p in PUBLISHED.items() if p.inside and p.operands is not minifloat.BF16],
+)
+def test_the_exponent_of_a_subnormal_operand(name, exact_sum):
+    """The product of the least subnormal by itself, with a C four times as large: all of C's bits
+    count, unless the operands keep the least exponent of their format. BF16's product would be
+    below float32."""
+    published = PUBLISHED[name]
+    least = float(minifloat.decode(np.array([1], published.operands.dtype), published.operands)[0])
+    c = 4 * least * least * (1 + 2.0**-23)
+    fraction_bits, output_bits = published.bits
+    want = c
+    for x in ([least], [0.0])[: len(published.sums)]:
+        want = exact_sum(
+            x,
+            x,
+            want,
+            fraction_bits=fraction_bits,
+            output_bits=output_bits,
+            least=published.least,
+        )
+    assert one_dot(MODELS[name], [least], [least], c) == want
+
+
+@pytest.mark.parametrize("output_bits", [13, 23])
+def test_truncation_to_float32(output_bits, rounded):
+    rng = np.random.default_rng(53)
+    value = np.ldexp(rng.uniform(-2, 2, 500), rng.integers(-155, 127, 500))
+    value[:200] = np.ldexp(rng.uniform(-2, 2, 200), rng.integers(-155, -120, 200))
+    want = [float(rounded(Fraction(x), output_bits, -126, "rz")) for x in value.tolist()]
+    got = aligned_sum.truncate(value.copy(), output_bits)
+    assert got.dtype == np.float32
+    assert got.tolist() == want
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_product_of_zero_has_no_exponent(model):
+    """Zeros times the largest numbers leave an accumulator of any size as it is, but for the bits
+    that the result of a sum cannot hold."""
+    form, rng = model.operands, np.random.default_rng(52)
+    published = PUBLISHED[model.name]
+    exponents = np.arange(-126, 128)
+    c = np.ldexp(rng.uniform(1, 2, (2, exponents.size)), exponents).astype(np.float32)
+    zero = np.zeros((2, model.step), form.dtype).view(OPERANDS[form.name])
+    top = np.full((model.step, exponents.size), form.max_finite, form.dtype)
+    d = mma(zero, top.view(OPERANDS[form.name]), c, model=model)
+    kept = published.bits[1] if published.inside else 23
+    np.testing.assert_array_equal(bits(d), bits(c) & np.uint32(-(1 << (23 - kept)) & 0xFFFFFFFF))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -384,14 +660,15 @@ def test_infinities_and_nan_follow_ieee(dtype):
         a, b = one.copy(), one.copy()
         for k, (x, y) in changes.items():
             a[k], b[k] = x, y
-        d = mma(
-            a.astype(dtype)[None],
-            b.astype(dtype)[:, None],
-            np.array([[c]], np.float32),
-            model=model,
-        )
         want = NAN if np.isnan(expected) else bits(np.array(expected, np.float32))
-        assert bits(d)[0, 0] == want, (changes, c)
+        for left, right in ((a, b), (b, a)):
+            d = mma(
+                left.astype(dtype)[None],
+                right.astype(dtype)[:, None],
+                np.array([[c]], np.float32),
+                model=model,
+            )
+            assert bits(d)[0, 0] == want, (changes, c)
 
 
 def test_bf16_overflows_to_infinity():

@@ -20,8 +20,6 @@ def step_entries(
     batch: int, width: int, box: MailboxLayout, schedule: Schedule
 ) -> dict[str, Entry]:
     """What is compiled of a step, and the types that each is called with."""
-    if not isinstance(box, MailboxLayout):
-        raise TypeError(f"box is a {type(box).__name__}; it may be a MailboxLayout")
     check_schedule(schedule, mode=PUSH)
     push = (box.owner_heads, box.ranks, box.cap)
     decode = SparseDcpDecode(batch, box.heads, box.padded, width, push, schedule=schedule)
