@@ -17,7 +17,7 @@ from sparse_mla_verify.evidence.instruction_checks import CodeFinding
 from sparse_mla_verify.evidence.push_recordings import PushRecording
 from sparse_mla_verify.evidence.recordings import Check, Host
 from sparse_mla_verify.inputs.schedules import BASE
-from sparse_mla_verify.measure.poisoned import run_poisoned
+from sparse_mla_verify.measure.poisoned import GUARD_ROWS, run_poisoned
 from sparse_mla_verify.measure.predict import assess
 from sparse_mla_verify.models.counterfactuals import CATALOGUE
 from sparse_mla_verify.push.lse_counterfactuals import CLAIM as PUSHED_LSE
@@ -237,6 +237,10 @@ def test_figures_count_what_was_compared(good):
     empty = sum(int(np.sum(x.case.counts == 0)) for x in good.cases)
     assert empty > 0
     assert found["empty-rows"].figures.startswith(f"0 of {empty * 16 * 513:,} ")
+    past = sum((x.case.batch + GUARD_ROWS) * x.case.padded for x in good.cases)
+    past -= sum(x.case.batch * x.case.heads for x in good.cases)
+    written = found["nothing-else-written"].figures
+    assert written.startswith(f"0 of {2 * past * 513:,} ")  # over two poisons
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,30 @@ def test_a_fault_a_bit_and_a_read_without_a_fault_fail_the_claim(found, detail):
     assert not guarded_recordings.holds(found)
 
 
+def test_a_run_that_compared_nothing_holds_nothing():
+    assert not with_run(elements=0).runs[0].same
+    assert not guarded_recordings.holds(with_run(elements=0))
+
+
+def test_a_reservation_of_64_mib_on_either_side_is_enough():
+    least = 64 * 2**20
+    assert not guarded_recordings.stale(
+        replace(recording(), layout=Layout(ROWS, MAPPED, least, least))
+    )
+    for sides in ((least - 1, least), (least, least - 1)):
+        found = replace(recording(), layout=Layout(ROWS, MAPPED, *sides))
+        assert "bytes unmapped" in guarded_recordings.stale(found)[0]
+
+
+def test_a_recording_is_said_with_each_error():
+    said = guarded_recordings.said(with_row(-1, error=FAULT))
+    mapped, unmapped = (f"given row {id_} (" for id_ in (0, OUTSIDE[0]))
+    assert next(line for line in said if mapped in line).endswith(": no error")
+    assert next(line for line in said if unmapped in line).endswith(f": {FAULT}")
+    assert said[-1].endswith(f": {FAULT}")
+    assert said[1].endswith("elements differ ")
+
+
 def test_other_bits_than_the_reference_s_fail_the_claim():
     decided = verdict(with_run(digests=("0" * 32,) * 3))
     assert decided.status is claims.Status.FAIL
