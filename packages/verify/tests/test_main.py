@@ -38,7 +38,23 @@ def test_the_first_words_name_the_command(given, name, rest):
 @pytest.mark.parametrize("given", [["nonsense"], ["push"], ["push", "nonsense"]])
 def test_a_word_that_names_no_command_ends_with_2(given, capsys):
     assert command_line.main(given) == 2
-    assert f"got {given[0]!r}" in capsys.readouterr().err
+    assert f"got {' '.join(given)!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["push"], ["push", "nonsense"], ["push", "--ranks", "2"]])
+def test_the_first_word_of_two_names_the_commands_that_begin_with_it(given, capsys):
+    assert command_line.main(given) == 2
+    says = f"command must be one of push check, push group, got {' '.join(given[:2])!r}\n"
+    assert capsys.readouterr().err == says
+
+
+@pytest.mark.parametrize("asked", ["-h", "--help"])
+def test_help_of_the_first_word_of_two_lists_the_commands_that_begin_with_it(asked, capsys):
+    assert command_line.main(["push", asked]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: sparse-mla-audit push COMMAND ")
+    listed = printed.partition("commands:\n")[2].splitlines()
+    assert [line.split("  ")[1] for line in listed] == ["push check", "push group"]
 
 
 def test_the_module_is_the_same_command():

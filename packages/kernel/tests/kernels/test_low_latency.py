@@ -25,9 +25,11 @@ def test_compiles_without_a_gpu(arch: str) -> None:
 @pytest.mark.parametrize("split", [2, 4, 8])
 def test_nothing_spills(split: int, batch: int, heads: int) -> None:
     schedule = replace(LOW_LATENCY, split=split)
-    sass = cross_compile(batch, heads, 96, 2048, batch, schedule=schedule).sass()
+    artifact = cross_compile(batch, heads, 96, 2048, batch, schedule=schedule)
+    sass = artifact.sass()
     assert "HMMA.16816.F32" in sass  # the disassembly is one
     assert "STL" not in sass
+    assert ".local" not in artifact.ptx
 
 
 @pytest.mark.parametrize(

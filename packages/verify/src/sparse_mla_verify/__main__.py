@@ -48,9 +48,18 @@ COMMANDS = {
 
 def usage() -> str:
     """The commands, a line each."""
-    width = max(map(len, COMMANDS))
-    lines = (f"  {name:{width}}  {command.about}" for name, command in COMMANDS.items())
-    return ABOUT + "\ncommands:\n" + "\n".join(lines) + "\n"
+    return f"{ABOUT}\n{_listed(list(COMMANDS))}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    width = max(map(len, names))
+    lines = (f"  {name:{width}}  {COMMANDS[name].about}" for name in names)
+    return "commands:\n" + "\n".join(lines) + "\n"
+
+
+def _beginning_with(word: str) -> list[str]:
+    """The commands of two words of which this is the first."""
+    return [name for name in COMMANDS if name.startswith(f"{word} ")]
 
 
 def split(given: Sequence[str]) -> tuple[str, list[str]]:
@@ -63,7 +72,9 @@ def split(given: Sequence[str]) -> tuple[str, list[str]]:
     for words in (1, 2):
         if (name := " ".join(given[:words])) in COMMANDS:
             return name, list(given[words:])
-    raise ValueError(f"command must be one of {', '.join(COMMANDS)}, got {given[0]!r}")
+    together = _beginning_with(given[0])
+    said = " ".join(given[:2]) if together else given[0]
+    raise ValueError(f"command must be one of {', '.join(together or COMMANDS)}, got {said!r}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,6 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in ("-h", "--help"):
         print(usage(), end="")
+        return 0
+    if given[1:2] in (["-h"], ["--help"]) and (together := _beginning_with(given[0])):
+        print(
+            f"usage: sparse-mla-audit {given[0]} COMMAND [OPTION ...]\n\n{_listed(together)}",
+            end="",
+        )
         return 0
     try:
         name, rest = split(given)

@@ -50,3 +50,9 @@ def test_records_are_read_without_pytorch_and_the_dsl():
     block = "".join(f"sys.modules[{name!r}] = None; " for name in ("torch", "cutlass"))
     code = f"import sys; {block}import sparse_mla_verify.bench.command"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_width_that_is_no_number_says_what_it_must_be(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--width", "wide"])
+    assert "argument --width: must be a whole number, got 'wide'" in capsys.readouterr().err

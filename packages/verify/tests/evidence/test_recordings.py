@@ -86,6 +86,12 @@ def test_a_file_without_a_part_is_refused(saved, part):
         r.load(saved)
 
 
+@pytest.mark.parametrize("name", ["push_h200", "hardware_h200", "guarded_h200"])
+def test_a_file_of_another_kind_is_named_as_one_before_its_arrays_are_looked_for(name):
+    with pytest.raises(ValueError, match=r"got a file of another kind, without .*arrays_sha256"):
+        r.load(r.FOLDER / f"{name}.json")
+
+
 def test_every_lse_and_the_small_latents_are_kept(synthetic, few):
     for case in few:
         assert f"{case.name}/lse" in synthetic.arrays

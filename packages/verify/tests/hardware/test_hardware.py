@@ -12,6 +12,7 @@ from rich.console import Console
 
 from sparse_mla_reference import minifloat
 from sparse_mla_verify.evidence.recordings import Host
+from sparse_mla_verify.gpu_runs import present
 from sparse_mla_verify.hardware import (
     arithmetic,
     command,
@@ -305,6 +306,14 @@ def test_the_command_writes_a_record_of_what_it_could_not_compare(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
 def test_the_command_says_that_it_needs_a_gpu(tmp_path, capsys):
+    assert command.main(["--out", str(tmp_path / "record.json")]) == 2
+    assert capsys.readouterr().err == "hardware needs an NVIDIA GPU and PyTorch with CUDA\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
+def test_the_command_says_what_else_its_gpu_must_have(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(present, "gpu_name", lambda: "a GPU of another kind")
     assert command.main(["--out", str(tmp_path / "record.json")]) == 2
     assert "needs an sm_90 GPU" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())

@@ -1,5 +1,6 @@
 """The broken variants, as far as a machine without a GPU goes: patched, compiled, other code."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 
 from sparse_mla_reference import BASE, CONTRACT, decode, e4m3
+from sparse_mla_verify.__main__ import main
 from sparse_mla_verify.black_box import identify as i
 from sparse_mla_verify.black_box.adapters import load
 from sparse_mla_verify.models.counterfactuals import BY_NAME
+from sparse_mla_verify.planted import variants
 from sparse_mla_verify.planted.variants import VARIANTS, patched
 
 # Compiles the package in each folder in turn: PyTorch and the DSL are loaded once for all of them.
@@ -102,3 +105,18 @@ def test_models_of_variants_are_named(kernel, questions, name):
     question, answer = next(v.finding for v in VARIANTS if v.name == name)
     found = {f.question: f.answer for f in i.identify(kernel, questions)}
     assert found[question] == answer
+
+
+def test_the_usage_shows_that_a_folder_is_required(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["variants"])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert "usage: sparse-mla-audit variants [-h] --out OUT [--jobs JOBS]\n" in printed
+    assert "the following arguments are required: --out" in printed
+
+
+def test_a_process_of_its_own_judges_the_variant_that_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(variants, "judge", lambda variant: {"judged": variant.name})
+    assert main(["variants", variants.JUDGE, VARIANTS[1].name]) == 0
+    assert json.loads(capsys.readouterr().out) == {"judged": VARIANTS[1].name}

@@ -268,6 +268,35 @@ def test_arrays_of_another_width_are_refused(few_keys, expected):
         compare_stages(few_keys, actual, expected)
 
 
+def test_an_unknown_stage_is_not_compared(few_keys, expected):
+    with pytest.raises(ValueError, match=r"^stages must be of logits, .*, got \['nope'\]$"):
+        compare_stages(few_keys, expected, expected, ("nope",))
+
+
+@pytest.mark.parametrize("absent", ["p", "lse"])
+@pytest.mark.parametrize("argument", ["actual", "expected"])
+def test_a_missing_stage_is_refused(few_keys, expected, argument, absent):
+    less = {name: array for name, array in expected.items() if name != absent}
+    given = {"actual": expected, "expected": expected, argument: less}
+    says = f"^{argument} must have {', '.join(expected)}, got {', '.join(less)}$"
+    with pytest.raises(ValueError, match=says):
+        compare_stages(few_keys, **given)
+
+
+def test_a_stage_that_is_not_compared_may_be_missing(few_keys, expected):
+    chosen = {name: expected[name] for name in ("sum", *OUTPUTS)}
+    differences = compare_stages(few_keys, chosen, chosen, ("sum",))
+    assert [d.stage for d in differences] == ["sum", *OUTPUTS]
+
+
+@pytest.mark.parametrize("stage", [*STORED, *OUTPUTS])
+def test_stages_of_another_case_are_refused(few_keys, expected, stage):
+    other = {**expected, stage: expected[stage][:1]}
+    says = rf"^expected\['{stage}'\] must be \[2, .*\] for {few_keys.name}, got \[1, .*\]$"
+    with pytest.raises(ValueError, match=says):
+        compare_stages(few_keys, other, other)
+
+
 def test_a_key_of_a_later_chunk_is_named_by_its_place_in_the_list():
     case = small_cases(BASE)[1]
     # 2000 keys, 500 a CTA: the 131st of CTA 2 is key 1130, in its third chunk.
@@ -351,6 +380,14 @@ def test_wrong_options_end_with_2(given, capsys):
         main(["stages", *given])
     assert ended.value.code == 2
     assert "error: " in capsys.readouterr().err
+
+
+def test_the_usage_shows_that_a_case_or_a_file_is_required(capsys):
+    with pytest.raises(SystemExit):
+        main(["stages"])
+    printed = capsys.readouterr().err
+    assert "(--case CASE | --out OUT)" in printed
+    assert "one of the arguments --case --out is required" in printed
 
 
 class StandIn:

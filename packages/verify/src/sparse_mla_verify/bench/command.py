@@ -35,7 +35,7 @@ from sparse_mla_verify.bench.grid import FULL, QUICK, QUICK_WIDE, TRIALS, WIDE, 
 from sparse_mla_verify.bench.results import FLASHMLA, load
 from sparse_mla_verify.gpu_runs.present import lacks_gpu
 from sparse_mla_verify.peers.point import Point
-from sparse_mla_verify.terminal.options import COMMAND, one_or_more, parser, positive
+from sparse_mla_verify.terminal.options import COMMAND, one_or_more, parser, positive, whole
 from sparse_mla_verify.terminal.page_figures import between_marks
 
 NAME = "bench"
@@ -129,7 +129,7 @@ def _points(text: str) -> tuple[Point, ...]:
 
 
 def _width(text: str) -> int:
-    width = int(text)
+    width = whole(text)
     if width < WIDTH:
         raise argparse.ArgumentTypeError(f"must be {WIDTH} or more, got {text}")
     return width

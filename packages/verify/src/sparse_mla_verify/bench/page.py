@@ -15,6 +15,7 @@ from sparse_mla_verify.bench.results import (
 )
 from sparse_mla_verify.bench.summary import in_scope, targets
 from sparse_mla_verify.peers.point import Point
+from sparse_mla_verify.terminal.options import spelled_today
 
 NAMED = {True: "yes", False: "no", None: "not known"}
 
@@ -37,7 +38,8 @@ def _about(run: Run) -> str:
     left_out = f" {len(run.left_out)} points were left out." if run.left_out else ""
     return (
         f"{about.get('gpu')}, driver {about.get('driver')}, {about.get('date')}: "
-        f"`{about.get('command')}`. Times are medians, in microseconds for one launch.{left_out}"
+        f"`{spelled_today(str(about.get('command')))}`. "
+        f"Times are medians, in microseconds for one launch.{left_out}"
     )
 
 

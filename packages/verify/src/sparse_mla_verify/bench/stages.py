@@ -35,6 +35,7 @@ from sparse_mla_verify.inputs.schedules import (
 )
 from sparse_mla_verify.peers.point import Point
 from sparse_mla_verify.processes.patched_kernel import PACKAGE, environment
+from sparse_mla_verify.terminal.options import spelled_today
 
 if TYPE_CHECKING:
     from sparse_mla_kernel import Schedule
@@ -358,9 +359,9 @@ def markdown(file: Path, bench: Run) -> str:
     """The tables of a run and of the benchmark's."""
     about, results = load(file)
     parts = [
-        f"{about['gpu']}, driver {about['driver']}, {about['date']}: `{about['command']}`. Figures "
-        f"are medians over the CTAs of {about['launches_read']} launches, in microseconds (in "
-        "brackets: in clocks of the SM)."
+        f"{about['gpu']}, driver {about['driver']}, {about['date']}: "
+        f"`{spelled_today(about['command'])}`. Figures are medians over the CTAs of "
+        f"{about['launches_read']} launches, in microseconds (in brackets: in clocks of the SM)."
     ]
     for point in dict.fromkeys(staged.point for staged in results):
         parts.append(_stages([staged for staged in results if staged.point == point]))

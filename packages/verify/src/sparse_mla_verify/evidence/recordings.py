@@ -29,6 +29,7 @@ from sparse_mla_verify.measure.bits import Comparison
 from sparse_mla_verify.measure.poisoned import Output
 
 SCHEMA = 1
+PARTS = ("source", "host", "arrays_sha256", "machine_code", "checks", "cases")  # of every recording
 KERNEL, SYNTHETIC = "kernel", "synthetic"  # where the bits came from
 ARCHITECTURES = "sm_90", "sm_100", "sm_103", "sm_120"  # that the reference models
 FOLDER = Path(__file__).parents[1] / "data"
@@ -151,6 +152,11 @@ def load(path: Path) -> Recording:
 
 
 def _from_plain(plain: Mapping[str, Any], path: Path) -> Recording:
+    if absent := [part for part in PARTS if part not in plain]:
+        raise ValueError(
+            f"the file must have {', '.join(PARTS)}, got a file of another kind, "
+            f"without {', '.join(absent)}"
+        )
     beside = path.with_suffix(".npz")
     if hashlib.sha256(beside.read_bytes()).hexdigest() != plain["arrays_sha256"]:
         raise ValueError(

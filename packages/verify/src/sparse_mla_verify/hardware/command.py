@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from sparse_mla_verify.gpu_runs.present import lacks_gpu
 from sparse_mla_verify.hardware.comparison import Device, Session
 from sparse_mla_verify.hardware.record import (
     GPU,
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     said = f"{COMMAND} {NAME} {shlex.join(given)}"
+    if lacks_gpu(NAME):
+        return 2
     console = Console()
     try:
         from sparse_mla_verify.hardware.device import CudaDevice

@@ -264,12 +264,7 @@ class Altered:
         # An instruction that takes more keys than the schedule pads to has its own zeros.
         pv_keys = max(self.schedule.pv_keys, self._gpu.step)
         return decode(
-            case.query[: case.batch, : case.heads],
-            case.kv,
-            case.rows,
-            case.valid,
-            scale_log2=case.scale_log2,
-            out_scale=case.out_scale,
+            **case.arguments,
             schedule=replace(self.schedule, pv_keys=pv_keys),
             machine=self._gpu,
             steps=self.steps(),

@@ -8,7 +8,6 @@ them against the reference and against the counterfactual that the variant is, a
 questions that tell. A patch whose line isn't there once is an error, not a variant.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from sparse_mla_verify.terminal.options import one_or_more, parser
 
 JUDGED_CASES = ("head-counts/16", "heavy-tailed/checkpoint", "normal/checkpoint")
 TIMEOUT_S = 300
+JUDGE = "--judge"  # what `run` asks of its process, with a variant's name; not for a person
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def judge(variant: Variant) -> dict[str, Any]:
 def run(variant: Variant) -> dict[str, Any]:
     """Patch, run in a process of its own, clean up."""
     with tempfile.TemporaryDirectory() as folder:
-        judged = ["variants", "--judge", variant.name]
+        judged = ["variants", JUDGE, variant.name]
         command = [sys.executable, "-m", "sparse_mla_verify", *judged]
         try:
             done = subprocess.run(
@@ -219,16 +219,16 @@ def _in_order(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Every variant; 0 if each is caught and named, 1 if one isn't."""
-    command = parser("variants", __doc__)
-    command.add_argument("--out", type=Path, help="folder for variants.json, made if need be")
-    command.add_argument("--jobs", type=one_or_more, default=1, help="variants at a time")
-    command.add_argument("--judge", help=argparse.SUPPRESS)
-    options = command.parse_args(arguments)
-    if options.judge:
-        print(json.dumps(judge(next(v for v in VARIANTS if v.name == options.judge))))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == [JUDGE]:
+        print(json.dumps(judge(next(v for v in VARIANTS if v.name == given[1]))))
         return 0
-    if options.out is None:
-        command.error("--out is needed")
+    command = parser("variants", __doc__)
+    command.add_argument(
+        "--out", type=Path, required=True, help="folder for variants.json, made if need be"
+    )
+    command.add_argument("--jobs", type=one_or_more, default=1, help="variants at a time")
+    options = command.parse_args(given)
     if lacks_gpu("variants"):
         return 2
     from sparse_mla_verify.gpu_runs import gpu

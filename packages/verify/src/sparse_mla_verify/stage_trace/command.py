@@ -134,14 +134,12 @@ def holds(recording: dict[str, Any]) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trace one case, or record all."""
     command = parser("stages", __doc__)
-    command.add_argument("--case", help="a small case, or a case of a family")
+    which = command.add_mutually_exclusive_group(required=True)
+    which.add_argument("--case", help="a small case, or a case of a family")
+    which.add_argument("--out", type=Path, help="record the small cases into this JSON file")
     command.add_argument("--schedule", choices=tuple(REFERENCE), default=BASE)
     command.add_argument("--stage", choices=tuple(STORED), help="store this stage alone")
-    command.add_argument("--out", type=Path, help="record the small cases into this JSON file")
-    options = command.parse_args(arguments)
-    if (options.case is None) == (options.out is None):
-        command.error("one of --case and --out is needed")
-    return _run(options, command)
+    return _run(command.parse_args(arguments), command)
 
 
 def _run(options: argparse.Namespace, command: argparse.ArgumentParser) -> int:

@@ -47,6 +47,13 @@ def areas_of(case: Case) -> Areas:
     return Areas(case.batch, case.heads, split, case.rows.shape[1])
 
 
+def _shapes(case: Case) -> dict[str, tuple[int, ...]]:
+    """The shape of each stage and of each output of a case."""
+    areas = areas_of(case)
+    rows = case.batch, case.heads
+    return {**{stage: areas.shape(stage) for stage in STORED}, "lse": rows, "latent": (*rows, 512)}
+
+
 def reference_stages(case: Case, steps: Steps = CONTRACT) -> dict[str, NDArray[Any]]:
     """What a debug build must store for a case, and its outputs.
 
@@ -58,12 +65,12 @@ def reference_stages(case: Case, steps: Steps = CONTRACT) -> dict[str, NDArray[A
         Each of `STORED` as ``Areas.shape`` says, uint32, ``NOT_STORED`` where there is no key;
         ``lse`` [batch, heads] uint32 and ``latent`` [batch, heads, 512] uint16.
     """
-    areas = areas_of(case)
+    areas, shapes = areas_of(case), _shapes(case)
     stages: dict[str, NDArray[Any]] = {
-        stage: np.full(areas.shape(stage), NOT_STORED, np.uint32) for stage in STORED
+        stage: np.full(shapes[stage], NOT_STORED, np.uint32) for stage in STORED
     }
-    stages["lse"] = np.zeros((case.batch, case.heads), np.uint32)
-    stages["latent"] = np.zeros((case.batch, case.heads, 512), np.uint16)
+    stages["lse"] = np.zeros(shapes["lse"], np.uint32)
+    stages["latent"] = np.zeros(shapes["latent"], np.uint16)
     for row in range(case.batch):
         traced = traced_row(case, row, steps)
         for cta in range(areas.split):
@@ -75,17 +82,7 @@ def reference_stages(case: Case, steps: Steps = CONTRACT) -> dict[str, NDArray[A
 
 def traced_row(case: Case, row: int, steps: Steps = CONTRACT) -> Trace:
     """The reference's trace of a row of a case."""
-    return trace(
-        case.query[: case.batch, : case.heads],
-        case.kv,
-        case.rows,
-        case.valid,
-        scale_log2=case.scale_log2,
-        out_scale=case.out_scale,
-        row=row,
-        schedule=REFERENCE[case.schedule],
-        steps=steps,
-    )
+    return trace(**case.arguments, row=row, schedule=REFERENCE[case.schedule], steps=steps)
 
 
 def _fill(stages: Mapping[str, NDArray[Any]], traced: Trace, row: int, cta: int) -> None:
@@ -121,10 +118,24 @@ def compare_stages(
         stages: Which of `STORED` are compared.
 
     Raises:
-        ValueError: An array of the two has another shape or another width.
+        ValueError: A stage is none of `STORED`, `actual` or `expected` lacks a stage or an output,
+            `expected` has another shape than the case has, or an array of the two has another
+            shape or another width.
     """
-    chosen = [stage for stage in STORED if stage in stages]
-    return [_compared(case, stage, actual[stage], expected[stage]) for stage in (*chosen, *OUTPUTS)]
+    if unknown := [stage for stage in stages if stage not in STORED]:
+        raise ValueError(f"stages must be of {', '.join(STORED)}, got {unknown}")
+    names = [*(stage for stage in STORED if stage in stages), *OUTPUTS]
+    for argument, arrays in (("actual", actual), ("expected", expected)):
+        if not set(names) <= arrays.keys():
+            raise ValueError(f"{argument} must have {', '.join(names)}, got {', '.join(arrays)}")
+    shapes = _shapes(case)
+    for name in names:
+        if expected[name].shape != shapes[name]:
+            raise ValueError(
+                f"expected[{name!r}] must be {list(shapes[name])} for {case.name}, "
+                f"got {list(expected[name].shape)}"
+            )
+    return [_compared(case, name, actual[name], expected[name]) for name in names]
 
 
 def first_differing(differences: Sequence[StageDifference]) -> str | None:

@@ -1,12 +1,22 @@
 """The options of commands: parsers, and types of values with argparse's error for a wrong one."""
 
 import argparse
+import re
 from pathlib import Path
 
 from sparse_mla_verify.inputs.cases import FAMILIES
 from sparse_mla_verify.inputs.schedules import BASE, REFERENCE
 
 COMMAND = "sparse-mla-audit"
+
+
+def spelled_today(recorded: str) -> str:
+    """A recorded command as it is typed today.
+
+    Older recordings name a module, as in `python -m sparse_mla_verify.bench stages`. The module's
+    name is today the name of a sub-command. A command of another form is returned as it stands.
+    """
+    return re.sub(r"^python -m sparse_mla_verify\.(?=\w+(?:\s|$))", f"{COMMAND} ", recorded)
 
 
 def parser(name: str, about: str | None) -> argparse.ArgumentParser:
@@ -20,15 +30,26 @@ def parser(name: str, about: str | None) -> argparse.ArgumentParser:
 
 def positive(text: str) -> float:
     """A number above 0."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}") from None
     if not number > 0:
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
     return number
 
 
+def whole(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+
+
 def one_or_more(text: str) -> int:
     """1 or more."""
-    number = int(text)
+    number = whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
     return number
