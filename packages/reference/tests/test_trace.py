@@ -129,7 +129,9 @@ def test_the_stages_are_the_decodes(schedule):
 
 def test_the_same_model_has_no_difference():
     assert first_difference(*(trace(*case(), **SCALES) for _ in range(2))) is None
-    with pytest.raises(ValueError, match="a and b must have the same steps"):
+    with pytest.raises(
+        ValueError, match=r"^a and b must be of one list of keys, got 20 and 300 keys$"
+    ):
         first_difference(trace(*case(20), **SCALES), trace(*case(300), **SCALES))
 
 
@@ -144,7 +146,9 @@ def test_where_there_is_nothing():
     with pytest.raises(KeyError, match=ran):
         empty.get("start", cta=4)
     for row in (-1, 2):
-        with pytest.raises(ValueError, match=f"row must be from 0 to 1, got {row}"):
+        with pytest.raises(
+            ValueError, match=f"^row must be one of query's 2 rows, from 0, got {row}$"
+        ):
             trace(*case(), **SCALES, row=row)
 
 
@@ -211,3 +215,76 @@ def test_every_step_of_the_contract_is_marked_and_no_other():
     marks = [mark for line in re.findall(r"# ([RO]\d+(?:, [RO]\d+)*)$", text, re.M)
              for mark in line.split(", ")]  # fmt: skip
     assert set(marks) == {f"R{k}" for k in range(1, 16)} | {f"O{k}" for k in range(1, 8)}
+
+
+def rescaled_in_place(acc, alpha, machine):
+    acc *= np.float32(1.0001)
+    return acc
+
+
+def numerators_in_place(logits, *arguments):
+    p = CONTRACT.numerators(logits, *arguments)
+    logits += np.float32(1)
+    return p * np.float32(2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"rescale": rescaled_in_place}, "R10 (rescale) of CTA 0, chunk 1"),
+        ({"numerators": numerators_in_place}, "R7 (numerators) of CTA 0, chunk 0"),
+    ],
+)
+def test_a_step_that_works_in_place_is_named_itself(changes, named):
+    """An entry keeps what a step gave, not what a later step makes of the same memory."""
+    schedule = SCHEDULES["two chunks a CTA"]
+    ours = trace(*case(), **SCALES, schedule=schedule)
+    theirs = trace(*case(), **SCALES, schedule=schedule, steps=replace(CONTRACT, **changes))
+    assert first_difference(ours, theirs) == named
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"query": None}, TypeError, "query must be"),
+        ({"rows": None}, TypeError, "rows must be"),
+        ({"row": "a"}, TypeError, "row must be an integer, got 'a'"),
+        ({"row": 1.5}, TypeError, r"row must be an integer, got 1\.5"),
+        ({"row": 2}, ValueError, "row must be one of query's 2 rows, from 0, got 2"),
+        ({"steps": None}, TypeError, "steps must be"),
+    ],
+)
+def test_a_wrong_argument_of_a_trace_is_named(changes, error, message):
+    query, kv, rows, valid = case()
+    given = {"query": query, "kv": kv, "rows": rows, "valid": valid, **SCALES, **changes}
+    with pytest.raises(error, match=f"^{message}"):
+        trace(**given)
+
+
+def test_a_place_that_a_trace_lacks_is_refused():
+    found = trace(*case(), **SCALES)
+    for cta in (-1, 4):
+        with pytest.raises(ValueError, match=f"^cta must be from 0 to 3, got {cta}$"):
+            found.keys(cta, 0)
+    for chunk in (-1, 1):
+        with pytest.raises(
+            ValueError, match=f"^chunk must be one of CTA 0's 1, from 0, got {chunk}$"
+        ):
+            found.logits(0, chunk)
+
+
+def test_traces_that_do_not_belong_together_are_refused():
+    found = trace(*case(), **SCALES)
+    with pytest.raises(TypeError, match=r"^b must be a Trace"):
+        first_difference(found, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^a and b must be of one schedule, got Schedule"):
+        first_difference(found, trace(*case(), **SCALES, schedule=Schedule(split=2)))
+    with pytest.raises(
+        ValueError, match=r"^a and b must be of one list of keys, got 50 and 49 keys$"
+    ):
+        first_difference(found, trace(*case(49), **SCALES))
+
+
+def test_a_step_must_be_a_function():
+    with pytest.raises(TypeError, match=r"^rescale must be a function, got None$"):
+        replace(CONTRACT, rescale=None)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ algorithm runs in float64 and rounds nothing.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -39,11 +39,20 @@ class Steps(LogitSteps, PartialSteps, MergeSteps):
     >>> def truncated(row, machine):
     ...     return bf16.encode(row, rounding="rz")
     >>> truncating = replace(CONTRACT, round_out=truncated)  # decode(..., steps=truncating)
+
+    Raises:
+        TypeError: a step is no function.
     """
 
     gather: Callable[..., tuple[NDArray[np.uint8], NDArray[np.bool_]]] = gather
     natural: Callable[..., Real] = natural
     round_out: Callable[..., NDArray[Any]] = round_out
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            step = getattr(self, field.name)
+            if not callable(step):
+                raise TypeError(f"{field.name} must be a function, got {step!r}")
 
 
 CONTRACT = Steps()

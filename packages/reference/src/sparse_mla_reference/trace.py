@@ -20,6 +20,7 @@ models against each other:
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparse_mla_reference import arguments
 from sparse_mla_reference.decode import CONTRACT, Steps, decode
 from sparse_mla_reference.machine import SM90, Machine
 from sparse_mla_reference.schedule import BASE, Schedule
@@ -145,8 +147,16 @@ class Trace:
         return np.asarray(self.get("logit")[:, self._columns(cta, chunk)])
 
     def _columns(self, cta: int, chunk: int) -> slice:
-        part = self.schedule.parts(len(self.order))[cta]
-        inside = list(self.schedule.chunks(part.stop - part.start))[chunk]
+        parts = self.schedule.parts(len(self.order))
+        if cta not in range(len(parts)):
+            raise ValueError(f"cta must be from 0 to {len(parts) - 1}, got {cta!r}")
+        part = parts[cta]
+        chunks = list(self.schedule.chunks(part.stop - part.start))
+        if chunk not in range(len(chunks)):
+            raise ValueError(
+                f"chunk must be one of CTA {cta}'s {len(chunks)}, from 0, got {chunk!r}"
+            )
+        inside = chunks[chunk]
         return slice(part.start + inside.start, part.start + inside.stop)
 
 
@@ -154,8 +164,8 @@ def observed(steps: Steps, observe: Callable[[str, Any], None]) -> Steps:
     """The same steps; ``observe`` is called with the name of each and what it gave."""
 
     def watched(name: str) -> Callable[..., Any]:
-        def step(*arguments: Any) -> Any:
-            value = getattr(steps, name)(*arguments)
+        def step(*given: Any) -> Any:
+            value = getattr(steps, name)(*given)
             observe(name, value)
             return value
 
@@ -197,8 +207,12 @@ def trace(
         TypeError: as ``decode``.
         ValueError: as ``decode``; or ``row`` is not one of the batch.
     """
-    if not 0 <= row < len(query):
-        raise ValueError(f"row must be from 0 to {len(query) - 1}, got {row}")
+    arguments.check_kind("steps", steps, Steps, "such as CONTRACT")
+    args = arguments.check(query, kv, rows, valid, scale_log2, out_scale, schedule, machine)
+    if isinstance(row, bool) or not isinstance(row, int):
+        raise TypeError(f"row must be an integer, got {row!r}")
+    if not 0 <= row < len(args.query):
+        raise ValueError(f"row must be one of query's {len(args.query)} rows, from 0, got {row}")
     entries: list[Entry] = []
     cta = chunk = None
 
@@ -210,14 +224,15 @@ def trace(
             chunk = 0 if chunk is None else chunk + 1
         elif name == "merge_partials":
             cta = chunk = None
-        entries.append(Entry(name, cta, chunk, value))
+        # A later step may work in place: what is kept is a copy.
+        entries.append(Entry(name, cta, chunk, deepcopy(value)))
 
     one = slice(row, row + 1)
     decode(
-        query[one],
+        args.query[one],
         kv,
-        rows[one],
-        valid[one],
+        np.asarray(rows)[one],
+        np.asarray(valid)[one],
         scale_log2=scale_log2,
         out_scale=out_scale,
         schedule=schedule,
@@ -232,8 +247,17 @@ def first_difference(a: Trace, b: Trace) -> str | None:
     """Where two traces of one schedule and list of keys first differ in a bit, in words; or None.
 
     Raises:
-        ValueError: the traces have other steps, CTAs or chunks.
+        TypeError: ``a`` or ``b`` is not a ``Trace``.
+        ValueError: the traces are of two schedules or lists of keys, or have other steps.
     """
+    for name, given in (("a", a), ("b", b)):
+        arguments.check_kind(name, given, Trace, "of trace()")
+    if a.schedule != b.schedule:
+        raise ValueError(f"a and b must be of one schedule, got {a.schedule} and {b.schedule}")
+    if not np.array_equal(a.order, b.order):
+        raise ValueError(
+            f"a and b must be of one list of keys, got {len(a.order)} and {len(b.order)} keys"
+        )
     places = [[entry.place for entry in x.entries] for x in (a, b)]
     if places[0] != places[1]:
         raise ValueError(
