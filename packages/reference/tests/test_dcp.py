@@ -253,6 +253,39 @@ def test_a_rank_is_one_of_its_group(rank, error, says):
         Rank(0, boxes[:1])
 
 
+@pytest.mark.parametrize(
+    ("boxes", "says"),
+    [
+        (None, r"^mailboxes must be a sequence of Mailbox, got NoneType$"),
+        (3, r"^mailboxes must be a sequence of Mailbox, got int$"),
+        ([1], r"^mailboxes\[0\] must be a Mailbox of sparse_mla_reference, .*, got int$"),
+        ([Mailbox.empty(1, 2, 1), None], r"^mailboxes\[1\] must be a Mailbox of .*, got NoneType$"),
+    ],
+)
+def test_mailboxes_of_another_kind_are_refused(boxes, says):
+    with pytest.raises(TypeError, match=says):
+        Rank(0, boxes)
+
+
+def test_a_group_without_mailboxes_is_refused():
+    with pytest.raises(ValueError, match=r"^mailboxes must be one a rank, of 1 or more, got 0$"):
+        Rank(0, [])
+
+
+@pytest.mark.parametrize("name", ["query", "kv", "rows", "valid"])
+def test_what_is_no_sequence_over_the_ranks_is_refused(name):
+    given = dict(zip(("query", "kv", "rows", "valid"), inputs(1, 2), strict=True))
+    with pytest.raises(
+        TypeError, match=f"^{name} must be a sequence with one entry a rank, got NoneType$"
+    ):
+        dcp_step(**{**given, name: None}, **SCALES)
+
+
+def test_an_order_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match=r"^order must be a sequence of integers, got int$"):
+        dcp_step(*inputs(1, 2), **SCALES, order=3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("shape", [(2, 1, 576), (3, 8, 576), (2, 8, 575), (2, 8), (2, 9, 576)])
 def test_a_query_of_another_shape_is_not_sent(shape):
     boxes = [Mailbox.empty(8, 2, 2) for _ in range(2)]

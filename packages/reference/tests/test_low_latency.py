@@ -1,5 +1,6 @@
 """The low-latency schedule: dealt keys, blocked chains, FP16 products."""
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from sparse_mla_reference import IDEAL, SM90, decode
 from sparse_mla_reference.bounds import bounds
 from sparse_mla_reference.instructions.mma_models import SM90_E4M3_AS_F16
 from sparse_mla_reference.instructions.tensor_core import mma
+from sparse_mla_reference.machine import Gpu
+from sparse_mla_reference.partial import pv
 from sparse_mla_reference.schedule import BASE, LOW_LATENCY, Schedule
 from sparse_mla_reference.softmax import ordered_sum
 
@@ -80,6 +83,23 @@ def test_it_is_inside_its_bound_and_differs_from_the_base_schedule():
     assert not np.array_equal(base.view(np.uint16), latent.view(np.uint16))
     ideal, _ = decode(*arguments, **scales, schedule=BASE, machine=IDEAL)
     np.testing.assert_allclose(exact, ideal, rtol=1e-9, atol=1e-12)
+
+
+def test_values_are_padded_to_one_step_of_the_fp16_instruction():
+    """16 keys need no zero row, and 17 need 15. More zero rows change no bit, so count them."""
+    widths = []
+
+    class Counting(Gpu):
+        def mma(self, a, b, acc):
+            widths.append((a.shape[1], b.shape[0]))
+            return super().mma(a, b, acc)
+
+    machine = Counting(**{f.name: getattr(SM90, f.name) for f in fields(SM90)})
+    acc = np.zeros((2, 512), np.float32)
+    for count in (1, 16, 17, 33):
+        p, values = np.zeros((2, count), np.uint8), np.zeros((count, 512), np.uint8)
+        pv(p, values, acc, LOW_LATENCY, machine.multiplying(LOW_LATENCY.mma))
+    assert widths == [(16, 16), (16, 16), (32, 32), (48, 48)]
 
 
 @pytest.mark.parametrize(

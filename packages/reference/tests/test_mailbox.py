@@ -118,6 +118,26 @@ def test_wrong_sizes(sizes, says):
         Mailbox.empty(*sizes)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        (("a", 1, 1), r"^owner_heads must be an integer, got 'a'$"),
+        ((1.5, 1, 1), r"^owner_heads must be an integer, got 1\.5$"),
+        ((True, 1, 1), r"^owner_heads must be an integer, got True$"),
+        ((1, None, 1), r"^ranks must be an integer, got None$"),
+        ((1, 1, "a"), r"^cap must be an integer, got 'a'$"),
+        ((1, 1, 1, 1.5), r"^padded must be an integer, got 1\.5$"),
+    ],
+)
+def test_sizes_of_another_kind(sizes, says):
+    with pytest.raises(TypeError, match=says):
+        Mailbox.empty(*sizes)
+
+
+def test_sizes_may_be_integers_of_numpy():
+    assert Mailbox.empty(*np.int64([3, 2, 5, 8])).lse.shape == (2, 2, 5, 3)
+
+
 def test_sending_and_receiving():
     place = np.full(3, LSE_SENTINEL, np.uint32)
     with pytest.raises(NotArrived, match="3 words"):

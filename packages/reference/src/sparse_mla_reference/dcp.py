@@ -55,7 +55,8 @@ class Rank:
         machine: the arithmetic; a GPU's.
 
     Raises:
-        TypeError: ``schedule`` or ``machine`` is of another kind.
+        TypeError: ``rank``, ``schedule`` or ``machine`` is of another kind, or ``mailboxes`` is no
+            sequence of them.
         ValueError: ``machine`` rounds nothing: words hold float32 and BF16; ``rank`` is not one of
             the group's; or the mailboxes are not those of one group.
     """
@@ -71,6 +72,13 @@ class Rank:
         arguments.check_plan(schedule, machine)
         if machine.real is not np.float32:
             raise ValueError(f"machine must be a GPU's, got {machine.name}")
+        _check_sequence("mailboxes", mailboxes, "of Mailbox")
+        for place, box in enumerate(mailboxes):
+            arguments.check_kind(
+                f"mailboxes[{place}]", box, Mailbox, "such as Mailbox.empty() gives"
+            )
+        if len(mailboxes) == 0:
+            raise ValueError("mailboxes must be one a rank, of 1 or more, got 0")
         _check_integer("rank", rank, len(mailboxes) - 1)
         shapes = {box.lse.shape for box in mailboxes}
         if len(shapes) != 1 or mailboxes[rank].lse.shape[1] != len(mailboxes):
@@ -218,11 +226,16 @@ def dcp_step(
             it. 0, 1, ... if left out.
 
     Raises:
-        TypeError: an argument has the wrong dtype; the message names it.
+        TypeError: an argument has the wrong dtype or type; the message names it.
         ValueError: an argument has the wrong shape or length; the message names it.
     """
+    inputs = (("query", query), ("kv", kv), ("rows", rows), ("valid", valid))
+    for name, given in inputs:
+        _check_sequence(name, given, "with one entry a rank")
+    if order is not None:
+        _check_sequence("order", order, "of integers")
     ranks = len(query)
-    for name, given in (("query", query), ("kv", kv), ("rows", rows), ("valid", valid)):
+    for name, given in inputs:
         if len(given) != ranks or ranks == 0:
             raise ValueError(
                 f"{name} must have one entry a rank, {ranks} (query's), of 1 or more, "
@@ -248,6 +261,11 @@ def dcp_step(
     results = {r: group[r].merge(batch) for r in turns}
     latent, lse = (np.stack([results[r][k] for r in range(ranks)]) for k in range(2))
     return DcpOutput(latent, lse, np.stack([m.dropped for m in mailboxes]))
+
+
+def _check_sequence(name: str, value: object, of: str) -> None:
+    if not isinstance(value, Sequence | np.ndarray):
+        raise TypeError(f"{name} must be a sequence {of}, got {type(value).__name__}")
 
 
 def _check_integer(name: str, value: int, most: int) -> None:

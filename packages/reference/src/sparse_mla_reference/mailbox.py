@@ -127,11 +127,16 @@ class Mailbox:
             padded: heads in a row of ``query``; D * H if left out.
 
         Raises:
+            TypeError: a size is no integer.
             ValueError: a size is less than 1, or ``padded`` less than D * H.
         """
+        sizes = {"owner_heads": owner_heads, "ranks": ranks, "cap": cap}
+        for name, value in (sizes if padded is None else {**sizes, "padded": padded}).items():
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
         heads = ranks * owner_heads
         room = heads if padded is None else padded
-        for name, value in (("owner_heads", owner_heads), ("ranks", ranks), ("cap", cap)):
+        for name, value in sizes.items():
             if value < 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
         if room < heads:

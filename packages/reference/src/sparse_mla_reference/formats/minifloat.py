@@ -180,9 +180,10 @@ def encode(
         Array of ``form.dtype``, same shape. Any NaN gives ``form.nan``.
 
     Raises:
-        TypeError: ``x`` is not a floating-point array.
+        TypeError: ``x`` is not a floating-point array, or ``form`` no ``Format``.
         ValueError: unknown ``rounding``.
     """
+    _check_format(form)
     if rounding not in ("rn", "rz"):
         raise ValueError(f"rounding must be 'rn' or 'rz', got {rounding!r}")
     value = as_float64(x)
@@ -222,9 +223,15 @@ def decode(code: NDArray[Any], form: Format) -> NDArray[np.float32]:
         float32 array, same shape; any NaN code gives the NaN 0x7FFFFFFF.
 
     Raises:
-        TypeError: ``code`` has another dtype.
+        TypeError: ``code`` has another dtype, or ``form`` is no ``Format``.
     """
+    _check_format(form)
     return np.asarray(value_table(form)[form.codes("code", code)])
+
+
+def _check_format(form: Format) -> None:
+    if not isinstance(form, Format):
+        raise TypeError(f"form must be a Format, such as E4M3, got {type(form).__name__}")
 
 
 def pack(high: NDArray[Any], low: NDArray[Any]) -> NDArray[Any]:
